@@ -77,7 +77,7 @@ def main() -> None:
         model.base_model(input_ids=ids, use_cache=False)
 
     def collecting() -> None:
-        with observer.watching(model), observer.reading(None):
+        with observer.watching(model):
             stock()
         observer.take()
 

@@ -69,9 +69,8 @@ def passes(loaded: Loaded, what: Dataset, options: argparse.Namespace) -> dict[s
         model.requires_grad_(parameters)
         tables = [] if parameters else [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
         hooks = [table.register_forward_hook(lambda _m, _i, made: made.requires_grad_()) for table in tables]
-        for found in batches.values():
-            for batch in found:
-                example_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
+        for batch in batches:
+            example_losses(model, batch).sum().backward()  # type: ignore[no-untyped-call]
         model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
         for hook in hooks:
@@ -134,7 +133,8 @@ def memory() -> None:
 def ablation(loaded: Loaded, what: Dataset, options: argparse.Namespace, metric: EffectMetric) -> None:
     masks = masks_of(loaded.checkpoint.layout.attentions, "ablation")
     checkpoint, model, tokenizer = loaded
-    if metric in ("chrf++", "bleu"):
+    decodes = metric in ("chrf++", "bleu")
+    if decodes:
         assert isinstance(what.text, ParallelText)
         settings = ScoreOptions(batch_tokens=options.batch_tokens).decoding
         batches = [
@@ -145,9 +145,8 @@ def ablation(loaded: Loaded, what: Dataset, options: argparse.Namespace, metric:
     else:
         of_texts = task_batches(tokenizer, model, what, options.batch_tokens)
         batches = batch_measurements(model, of_texts, metric)
-    ways = [
-        partial(finished, partial(measure_masked, checkpoint, model, batches, own)) for own in ([], masks)
-    ]
+    measure = partial(measure_masked, checkpoint, model, batches, decodes=decodes)
+    ways = [partial(finished, partial(measure, own)) for own in ([], masks)]
     turns = runs.in_turns(dict(zip(("one", "all"), ways, strict=True)), options.ablation_rounds, warm_up=0)
     for one, every in zip(*turns.values(), strict=True):
         print(f"{metric}: one evaluation {one.seconds:.2f} s, ", end="")

@@ -52,11 +52,8 @@ def prune_experts(options: PruneExperts) -> None:
         raise UsageError("`gates` does not go with `keep`.", "Give statistics, or ids.")
     with options.open(options.demo_model) as opened:
         from prunecli.methods.experts.metrics import WITHOUT_STATISTICS, aimer_bytes
-        from prunecli.methods.experts.options import default_ratio, explain, of_language_model
+        from prunecli.methods.experts.options import explain, of_language_model
 
-        if options.keep is None and not options.has_amount:
-            share = default_ratio(opened)
-            console.note(f"No `ratio` given: removing at least {100 * share:.0f}% of the experts.")
         if opened.is_remote and (nbytes := aimer_bytes(opened, options)):
             text = console.bytes_text(nbytes)
             console.note(f"aimer fetches {text} of experts to rank them; kept experts are fetched once more.")

@@ -156,9 +156,10 @@ class RewritingOptions(WritingOptions):
             weights=not self.config_only,
             **console.listeners(),
         )
-        if (traffic := source.traffic) is not None:
-            came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
-            console.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
+        if source.is_remote:
+            traffic = source.traffic
+            came, stored = console.bytes_text(sum(traffic)), console.bytes_text(source.total_bytes)
+            console.note(f"Fetched {came} of {stored}, in {len(traffic):,} requests.")
         if compare is not None and (quality := compare(self.output)) is not None and quality.ruined:
             console.warn(
                 "Warning: the result is ruined. Remove less, choose by another score, or train it: prunecli finetune "

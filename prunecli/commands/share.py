@@ -307,7 +307,7 @@ def draw(checkpoint: prunecli.Checkpoint, plan: prunecli.EmbeddingPlan, factors:
     kind = unit.shape.kind
     maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
     if kind != "projective":
-        best = projective(moments(replace(table, weights=row_weights(table.vocabulary))), unit.shape.map_dim)
+        best = projective(*moments(replace(table, weights=row_weights(table.vocabulary))), unit.shape.map_dim)
         fitted = (best.mapped(rows) @ best.expansion + best.mean for _, _, rows in table.chunks())
         maps["projective"] = correlation_map(fitted)
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())

@@ -172,11 +172,12 @@ def layers_in(
         vocabulary = checkpoint.layout.require_tables().vocabulary
         activations = max(activations, shape.output_bytes(vocabulary, BATCH_TOKENS, backward=False))
     process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
-    demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
-    needed = demand.smallest
+    demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes)
+    needed = demand.smallest(activations)
     tokens = None
     if budget >= needed:
-        states = demand.plan(budget).states if device.type == "cpu" else available_memory() // 2
+        _, left = demand.plan(budget, activations)
+        states = left if device.type == "cpu" else available_memory() // 2
         tokens = states // state
     way = Way(
         device=device.type,

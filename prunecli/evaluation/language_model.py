@@ -39,8 +39,9 @@ from prunecli.running.encoding import (
     window_length,
 )
 from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.layerwise.runner import Runner
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.runner import Advance, Runner, ignored
+from prunecli.running.runner import Advance, ignored
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.text.batching import length_bucketed
 from prunecli.text.plain import PlainText

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from prunecli.model.cost import Load
     from prunecli.modules.pooling import Pooling
     from prunecli.running.examples import Batch
-    from prunecli.running.layerwise.runner import RunReport
-    from prunecli.running.runner import Runner
+    from prunecli.running.layerwise.runner import Runner
 
 
 DEVICE = compute_option(
@@ -139,13 +138,11 @@ def runner_of(
     load: Load | None = None,
     gradients: bool = False,
     by_layer: str = "",
-    report: RunReport | None = None,
 ) -> tuple[Runner, torch.dtype]:
     """The model, ready to run forwards, with `gradients` also back, and the type that it computes in.
 
     Args:
         dtype, load, by_layer: as `asked`, `load` and `by_layer` of `fitting_dtype`.
-        report: is kept up to date, layer by layer.
 
     Raises:
         PruneError: a model that cannot be used, or that does not fit.
@@ -161,7 +158,7 @@ def runner_of(
         named, devices, dtype, load=load, gradients=gradients, memory=memory, by_layer=by_layer, say=say
     )
     place = options.spill_directory
-    return make_runner(checkpoint, devices, kind, memory, place, report, load=load), kind
+    return make_runner(checkpoint, devices, kind, memory, place, load=load), kind
 
 
 def runner_and_batches(
@@ -198,7 +195,6 @@ def runner_and_batches(
     tokenizer, text = load_tokenizer(checkpoint.path), data.text
     runner, _ = runner_of(checkpoint, options, say)
     if predicting or pooling is not None or not isinstance(text, PlainText):
-        batches = task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
-        return runner, [batch for of_text in batches.values() for batch in of_text]
+        return runner, task_batches(tokenizer, runner.model, data, options.batch_tokens, pooling)
     examples = text_examples(tokenizer, runner.model, text.texts, data.context, whole=data.task == "lm")
     return runner, examples.batches(options.batch_tokens)

@@ -151,8 +151,7 @@ class Measurer:
                 if self.first is None:
                     self.first = classes
                 return Quality(cost=float((classes != self.first).mean()))
-            named = task_batches(tokenizer, runner.model, data, self._batch_tokens)
-            batches = [one for own in named.values() for one in own]
+            batches = task_batches(tokenizer, runner.model, data, self._batch_tokens)
             found = {}
             if data.task == "lm" and same_tokens and self.diverges:
                 self._reference = self._reference or Reference(batches)

@@ -32,8 +32,7 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.running.batches import Line, batch_vectors, measure_losses, require_finite, run_forward
 from prunecli.running.encoding import embedding_examples, labelled_examples, mlm_examples, window_length
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import RunReport, make_runner
-from prunecli.running.runner import Runner
+from prunecli.running.layerwise.runner import Runner, make_runner
 from prunecli.text.choice import Dataset, columns, described
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText, PlainText, label_ids
@@ -163,7 +162,7 @@ class ModelTask(Task):
     def measure(self, label: str) -> None:
         """See `Task`."""
 
-        checkpoint, options, work = self.opened[label], self.options, RunReport()
+        checkpoint, options = self.opened[label], self.options
         tokenizer = load_tokenizer(checkpoint.path)
         runner = make_runner(
             checkpoint,
@@ -171,11 +170,10 @@ class ModelTask(Task):
             options.dtype,
             options.memory,
             options.spill_directory,
-            work,
         )
         self.measured[label] = self.run(label, runner, tokenizer)
-        if options.memory is not None:
-            self.say(f"{label}: {work.line()}")
+        if runner.report is not None:
+            self.say(f"{label}: {runner.report.line()}")
         del runner
         gc.collect()  # before the next checkpoint is loaded
 

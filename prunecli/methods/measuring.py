@@ -14,7 +14,7 @@ The score of a channel of the residual stream is measured in the same pass: the 
 and all norms of the stream, y being the norm's output on the channel (2407.14679, 2.2).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -58,22 +58,23 @@ from prunecli.running.batches import (
     task_batches,
 )
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.runner import REHEARSING, Runner, frozen
+from prunecli.running.layerwise.runner import Runner
+from prunecli.running.runner import REHEARSING, frozen
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 
 GRADIENT, NORMS = "gradient", "norm-output"
-Add = Callable[[str, Tensor], None]
-"""Adds dL/dxi, or a channel's outputs, in the present batch to an axis, see `_Sums.add`."""
 Take = Callable[[Tensor], None]
 """Takes w dL/dw of a parameter w, or a dL/da of activations."""
 
 
 @dataclass
-class _Sums:
-    """Sums over examples, or their tokens, of |dL/dxi|, or of its square, for the units of each axis.
+class _Masks:
+    """Watches a model, and sums |dL/dxi|, or its square, over examples, or their tokens, for the units of each axis.
 
     Attributes:
+        names: names in the model of the checkpoint's tensors.
+        hooks: undoes what watches the model.
         per: what the absolute value is taken of.
         readers: axis whose squares are summed -> number of tensors that read its activations. Of a single one squares
             are taken at once, since the tokens of all layers would not fit in memory.
@@ -82,6 +83,10 @@ class _Sums:
         sums: name of an axis -> `[units]`, without the present batch.
     """
 
+    checkpoint: Checkpoint
+    model: Any
+    names: StockNames
+    hooks: ExitStack
     per: Per
     readers: Mapping[str, int]
     rows: int = 1
@@ -107,12 +112,115 @@ class _Sums:
         values = gradients.square() if name in self.readers else gradients.abs()
         self.sums[name] += values.reshape(-1, values.shape[-1]).sum(dim=0, dtype=torch.float64)
 
+    def inputs(self, axes: Mapping[str, Axis]) -> Iterator[tuple[Tensor, Take]]:
+        """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of others."""
+        for axis in axes.values():
+            for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
+                carrier, count = axis.carriers[tensor], axis.count
+                place = self.names.place(tensor)
+                owner, _, attribute = place.rpartition(".")
+                parameter = self.model.get_parameter(place)
+                if attribute == "weight" and parameter.dim() == 2:
+                    hook = partial(self._note_input, axis.name, carrier, count)
+                    self.hooks.enter_context(self.model.get_submodule(owner).register_forward_pre_hook(hook))
+                else:
+                    yield parameter, partial(self._by_unit, axis.name, carrier, count)
+
+    def _note_input(
+        self, name: str, carrier: Carrier, units: int, _: nn.Module, inputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """dL/dxi is the sum of a dL/da over a unit's values a, as far as its output weights read them."""
+        values, *rest = inputs
+        if not values.requires_grad:  # nothing below has units that are watched: the graph begins here
+            values = values.detach().requires_grad_()
+        values = values.view_as(values)  # which nothing else reads
+        _on_gradient(values, values, lambda product: self.add(name, _unit_sums(product, carrier, units)))
+        return (values, *rest)
+
+    def _by_unit(self, name: str, carrier: Carrier, units: int, products: Tensor) -> None:
+        self.add(
+            name, _unit_sums(products.movedim(carrier.dim, -1).flatten(0, -2).sum(dim=0), carrier, units)
+        )
+
+    def experts(self, axes: Mapping[str, Axis]) -> Iterator[tuple[Tensor, Take]]:
+        """The output weights of experts and their biases."""
+        if not any(axis.kind == "expert" for axis in axes.values()):
+            return
+        for layer in self.checkpoint.mixtures:
+            if layer.is_predicting:
+                continue
+            every = sorted(self.names.of_experts(layer).items())
+            of_experts = {name: number for name, number in every if MIXES.search(name, len(layer_of(name)))}
+            axis, count = axis_name(layer.name, "expert"), len(layer.experts)
+            for name, number in of_experts.items():
+                take = (
+                    partial(self._by_unit, axis, Carrier(0), count)
+                    if number is None
+                    else partial(self._of_unit, axis, number, count)
+                )
+                yield self.model.get_parameter(name), take
+
+    def _of_unit(self, name: str, number: int, units: int, products: Tensor) -> None:
+        """Add the products of all weights of one unit."""
+        self.add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
+
+    def watch_units_of_experts(self, axes: Mapping[str, Axis]) -> set[str]:
+        """Watch the activations in experts that prunecli can run; return the names of the axes that these are of."""
+        of_experts = [axis for axis in axes.values() if axis.kind == "unit" and axis.keys]
+        if not (of_experts and can_replace_experts(self.model)):
+            return set()
+        places = _units_of_experts(self.checkpoint, of_experts)
+
+        def note(number: int, expert: int, hidden: Tensor, *_: Tensor) -> None:
+            if not hidden.requires_grad:  # nothing below has units that are watched: the graph begins here
+                hidden.requires_grad_()
+            _on_gradient(hidden, hidden, partial(self.add, places[number, expert]))
+
+        for number, module in enumerate(self.hooks.enter_context(own_experts(self.model)).values()):
+            module.watcher = partial(note, number)
+        return {*places.values()}
+
+    def watch_layers(self, axes: Mapping[str, Axis]) -> None:
+        """Watch what each layer adds to its input."""
+
+        def compute(name: str, number: int, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
+            before = given_states(given, options)
+            output = forward(*given, **options)
+            if REHEARSING.get():
+                return output
+            made = states_of(output)
+            if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
+                made = made.detach().requires_grad_()
+
+            def take(products: Tensor) -> None:
+                own = products.sum(dim=1, keepdim=True)
+                self.add(name, own * functional.one_hot(torch.tensor(number), axes[name].count).to(own))
+
+            _on_gradient(made, made - before.to(made.device), take)
+            return (made, *output[1:]) if isinstance(output, tuple | list) else made
+
+        for layer in self.checkpoint.layout.layers:
+            name = axis_name(layer.side, "layer")
+            if name in axes:
+                module = submodule(self.model, layer.name)
+                self.hooks.enter_context(replaced({layer.number: module}, partial(compute, name)))
+
+    def watch_norms(self, axis: Axis) -> None:
+        """Add up what each norm of the residual stream hands on of each channel."""
+
+        def note(_: nn.Module, __: Any, made: Tensor) -> None:
+            if made.shape[-1] == axis.count:
+                self.add(CHANNELS, made.detach().float().abs().reshape(-1, axis.count).sum(dim=0))
+
+        for norm in stream_norms(self.model, {*map(self.names.parameter, axis.carriers)}):
+            self.hooks.enter_context(norm.register_forward_hook(note))
+
 
 def gradient_sums(
     runner: Runner,
     checkpoint: Checkpoint,
     axes: Sequence[Axis],
-    batches: Mapping[str, Sequence[Batch]],
+    batches: Sequence[Batch],
     progress: Progress = silent,
     *,
     per: Per = "example",
@@ -131,7 +239,6 @@ def gradient_sums(
         axes: of any kinds but tokens. With experts or channels batches hold one example each, and with the hidden units
             of experts that only the model's class can run; so they do where layers hold texts along another dimension
             than the first (FSMT, XLNet, Gemma 3n).
-        batches: name of a text, for messages -> its batches.
         fisher: whether squares over tokens are summed for hidden units.
         losses_of: L(x) of each example of a batch.
 
@@ -146,37 +253,31 @@ def gradient_sums(
     """
     model, every = runner.model, {axis.name: axis for axis in axes}
     readers = {axis.name: len(outputs(axis.carriers)) for axis in axes if axis.kind == "unit" and fisher}
-    sums = _Sums(per, readers)
 
     def losses(model: Any, batch: Batch) -> Tensor:
-        sums.flush(len(batch.indices))
+        masks.flush(len(batch.indices))
         return losses_of(model, batch)
 
-    names = StockNames(checkpoint, model)
     with frozen(model), ExitStack() as hooks:
+        masks = _Masks(checkpoint, model, StockNames(checkpoint, model), hooks, per, readers)
         takers: dict[Tensor, list[Take]] = defaultdict(list)
-        seen = _watch_units_of_experts(checkpoint, model, every, sums.add, hooks)
+        seen = masks.watch_units_of_experts(every)
         if seen and runner.layerwise:  # experts run apart: the graph begins below the layers
             model.enable_input_require_grads()
             hooks.callback(model.disable_input_require_grads)
         named = {name: axis for name, axis in every.items() if name not in seen}
-        for parameter, take in chain(
-            _inputs(names, model, named, sums.add, hooks),
-            _experts(names, checkpoint, model, named, sums.add),
-        ):
+        for parameter, take in chain(masks.inputs(named), masks.experts(named)):
             takers[parameter].append(take)
         for parameter, together in takers.items():
             hooks.enter_context(_watch(parameter, together))
             hooks.callback(parameter.requires_grad_, False)
-        _watch_layers(checkpoint, model, named, sums.add, hooks)
-        if (channels := named.get(CHANNELS)) is not None:
-            norms = {*map(names.parameter, channels.carriers)}
-            for norm in stream_norms(model, norms):
-                hooks.enter_context(norm.register_forward_hook(partial(_note_norm, sums.add, channels.count)))
+        masks.watch_layers(named)
+        if CHANNELS in named:
+            masks.watch_norms(named[CHANNELS])
         differentiate_losses(runner, batches, losses, progress)
-    sums.flush()
-    found = {}
-    reached = {axis.kind for axis in axes if axis.name in sums.sums}
+    masks.flush()
+    sums, found = masks.sums, {}
+    reached = {axis.kind for axis in axes if axis.name in sums}
     if unreached := sorted({axis.kind for axis in axes} - reached):
         raise UnsupportedModelError(
             f"{unreached[0]}s cannot be scored: no gradient reaches them, since the class computes "
@@ -185,7 +286,7 @@ def gradient_sums(
         )
     for name, axis in every.items():
         # Where no gradient came, no loss depends on the units.
-        found[name] = sums.sums[name].cpu().numpy() if name in sums.sums else np.zeros(axis.count)
+        found[name] = sums[name].cpu().numpy() if name in sums else np.zeros(axis.count)
         if not np.isfinite(found[name]).all():
             raise PruneError(
                 f"{module_of(name)}: a gradient is not finite, though every loss is",
@@ -229,13 +330,12 @@ def gradient_fields(
     """
     pooling = read_pooling(checkpoint.path) if data.task == "embedding" else None
     losses_of = example_losses if pooling is None else partial(random_projections, pooling)
-    by_text = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
+    batches = task_batches(load_tokenizer(checkpoint.path), runner.model, data, batch_tokens, pooling)
     every = [*chain(*axes.values())]
     fisher = data.task == "lm"
     sums = gradient_sums(
-        runner, checkpoint, every, by_text, progress, per=per, fisher=fisher, losses_of=losses_of
+        runner, checkpoint, every, batches, progress, per=per, fisher=fisher, losses_of=losses_of
     )
-    batches = [*chain(*by_text.values())]
     examples = num_examples(batches)
 
     def tokens(axis: Axis) -> int:
@@ -258,35 +358,6 @@ def gradient_fields(
     return found
 
 
-def _inputs(
-    names: StockNames, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
-) -> Iterator[tuple[Tensor, Take]]:
-    """Watch the inputs of the linear layers that mix heads and hidden units; yield the output weights of the others."""
-    for axis in axes.values():
-        for tensor in outputs(axis.carriers) if axis.kind in ("head", "unit") else ():
-            carrier, count = axis.carriers[tensor], axis.count
-            place = names.place(tensor)
-            owner, _, attribute = place.rpartition(".")
-            parameter = model.get_parameter(place)
-            if attribute == "weight" and parameter.dim() == 2:
-                hook = partial(_note_input, add, axis.name, carrier, count)
-                hooks.enter_context(model.get_submodule(owner).register_forward_pre_hook(hook))
-            else:
-                yield parameter, partial(_by_unit, add, axis.name, carrier, count)
-
-
-def _note_input(
-    add: Add, name: str, carrier: Carrier, units: int, _: nn.Module, inputs: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """dL/dxi is the sum of a dL/da over a unit's values a, as far as its output weights read them."""
-    values, *rest = inputs
-    if not values.requires_grad:  # nothing below has units that are watched: the graph begins here
-        values = values.detach().requires_grad_()
-    values = values.view_as(values)  # which nothing else reads
-    _on_gradient(values, values, lambda product: add(name, _unit_sums(product, carrier, units)))
-    return (values, *rest)
-
-
 def _on_gradient(values: Tensor, factor: Tensor, take: Take) -> None:
     """Have `take` called with `factor` x dL/d`values`, `[tokens, width]` float32, in the backward pass."""
     held = [factor.detach()]
@@ -296,10 +367,6 @@ def _on_gradient(values: Tensor, factor: Tensor, take: Take) -> None:
     )
 
 
-def _by_unit(add: Add, name: str, carrier: Carrier, units: int, products: Tensor) -> None:
-    add(name, _unit_sums(products.movedim(carrier.dim, -1).flatten(0, -2).sum(dim=0), carrier, units))
-
-
 def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
     """`[..., units]`: sums of `[..., size]` over the places of each unit."""
     width = carrier.unit(values.shape[-1], units)
@@ -307,32 +374,6 @@ def _unit_sums(values: Tensor, carrier: Carrier, units: int) -> Tensor:
     return torch.stack([block.reshape(*block.shape[:-1], units, -1).sum(dim=-1) for block in blocks]).sum(
         dim=0
     )
-
-
-def _experts(
-    names: StockNames, checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add
-) -> Iterator[tuple[Tensor, Take]]:
-    """The output weights of experts and their biases."""
-    if not any(axis.kind == "expert" for axis in axes.values()):
-        return
-    for layer in checkpoint.mixtures:
-        if layer.is_predicting:
-            continue
-        every = sorted(names.of_experts(layer).items())
-        of_experts = {name: number for name, number in every if MIXES.search(name, len(layer_of(name)))}
-        axis, count = axis_name(layer.name, "expert"), len(layer.experts)
-        for name, number in of_experts.items():
-            take = (
-                partial(_by_unit, add, axis, Carrier(0), count)
-                if number is None
-                else partial(_of_unit, add, axis, number, count)
-            )
-            yield model.get_parameter(name), take
-
-
-def _of_unit(add: Add, name: str, number: int, units: int, products: Tensor) -> None:
-    """Add the products of all weights of one unit."""
-    add(name, products.sum() * functional.one_hot(torch.tensor(number), units).to(products))
 
 
 def _units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tuple[int, int], str]:
@@ -347,59 +388,6 @@ def _units_of_experts(checkpoint: Checkpoint, axes: Sequence[Axis]) -> dict[tupl
             if name is not None:
                 found[number, expert] = name
     return found
-
-
-def _watch_units_of_experts(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
-) -> set[str]:
-    """Watch the activations in experts that prunecli can run; return the names of the axes that these are of."""
-    of_experts = [axis for axis in axes.values() if axis.kind == "unit" and axis.keys]
-    if not (of_experts and can_replace_experts(model)):
-        return set()
-    places = _units_of_experts(checkpoint, of_experts)
-
-    def note(number: int, expert: int, hidden: Tensor, *_: Tensor) -> None:
-        if not hidden.requires_grad:  # nothing below has units that are watched: the graph begins here
-            hidden.requires_grad_()
-        _on_gradient(hidden, hidden, partial(add, places[number, expert]))
-
-    for number, module in enumerate(hooks.enter_context(own_experts(model)).values()):
-        module.watcher = partial(note, number)
-    return {*places.values()}
-
-
-def _watch_layers(
-    checkpoint: Checkpoint, model: Any, axes: Mapping[str, Axis], add: Add, hooks: ExitStack
-) -> None:
-    """Watch what each layer adds to its input."""
-
-    def compute(name: str, number: int, forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        before = given_states(given, options)
-        output = forward(*given, **options)
-        if REHEARSING.get():
-            return output
-        made = states_of(output)
-        if not made.requires_grad:  # nothing below has units that are watched: the graph begins here
-            made = made.detach().requires_grad_()
-
-        def take(products: Tensor) -> None:
-            own = products.sum(dim=1, keepdim=True)
-            add(name, own * functional.one_hot(torch.tensor(number), axes[name].count).to(own))
-
-        _on_gradient(made, made - before.to(made.device), take)
-        return (made, *output[1:]) if isinstance(output, tuple | list) else made
-
-    for layer in checkpoint.layout.layers:
-        name = axis_name(layer.side, "layer")
-        if name in axes:
-            module = submodule(model, layer.name)
-            hooks.enter_context(replaced({layer.number: module}, partial(compute, name)))
-
-
-def _note_norm(add: Add, count: int, _: nn.Module, __: Any, made: Tensor) -> None:
-    """Add what a norm hands on of each channel."""
-    if made.shape[-1] == count:
-        add(CHANNELS, made.detach().float().abs().reshape(-1, count).sum(dim=0))
 
 
 def _watch(parameter: Tensor, takers: Sequence[Take]) -> Any:
@@ -458,8 +446,7 @@ class UnitObserver(TokenObserver):
 
     def __init__(self, layers: Sequence[FfnLayer] = ()) -> None:
         self._layers = layers
-        self._sums: dict[Hashable, Any] = defaultdict(int)
-        self._tokens: Counter[Hashable] = Counter()
+        self._sums: dict[Any, tuple[Any, int]] = {}
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each output layer."""
@@ -470,7 +457,7 @@ class UnitObserver(TokenObserver):
 
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """Name of an axis -> sums `[units]`, and number of tokens."""
-        return {name: (own, self._tokens[name]) for name, own in self._sums.items()}
+        return self._sums
 
     def take(self) -> dict[str, Any]:
         """Return the fields `ids`, `values` and `counts` of `Scores`.
@@ -498,8 +485,8 @@ class UnitObserver(TokenObserver):
         self._add(name, rows.reshape(-1, rows.shape[-1] // blocks))
 
     def _add(self, place: Hashable, rows: Tensor) -> None:
-        self._sums[place] += rows.float().square().sum(dim=0).double()
-        self._tokens[place] += len(rows)
+        own, tokens = self._sums.get(place, (0, 0))
+        self._sums[place] = own + rows.float().square().sum(dim=0).double(), tokens + len(rows)
 
 
 class ExpertUnitObserver(UnitObserver):
@@ -537,10 +524,10 @@ class ExpertUnitObserver(UnitObserver):
     def sums(self) -> dict[Any, tuple[Tensor, int]]:
         """See `UnitObserver`; an expert that no token was sent to has zeros, and counts one token."""
         found = {axis.name: (torch.zeros(axis.count, dtype=torch.float64), 0) for axis in self._units}
-        for place, own in self._sums.items():
+        for place, (own, tokens) in self._sums.items():
             name = self._axes.get(place, place)
-            before, tokens = found[str(name)]
-            found[str(name)] = before + own.cpu(), tokens + self._tokens[place]
+            before, earlier = found[name]
+            found[name] = before + own.cpu(), earlier + tokens
         return {name: (own, max(tokens, 1)) for name, (own, tokens) in found.items()}
 
     def _routed(self, number: int, expert: int, hidden: Tensor, tokens: Tensor, weights: Tensor) -> None:

@@ -154,7 +154,6 @@ class PruningOptions(Options):
 class UnitOptions(PruningOptions):
     """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
 
-    KIND: ClassVar[str]
     METHODS: ClassVar[tuple[str, ...]]
     """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
 
@@ -195,7 +194,6 @@ class HeadOptions(UnitOptions):
     """Options of `prune-heads`."""
 
     COMMAND = "prune-heads"
-    KIND = "head"
     UNITS = "heads"
     DEFAULT_RATIO = 0.2
     """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
@@ -235,7 +233,6 @@ class NarrowOptions(UnitOptions):
     """Options of `prune-ffn`."""
 
     COMMAND = "prune-ffn"
-    KIND = "unit"
     UNITS = "hidden units"
     METHODS = ("activation", "activation-norm", "gradient")
 
@@ -292,7 +289,6 @@ class LayerOptions(UnitOptions):
     """Options of `prune-layers`. ShortGPT removes about the default ratio (2403.03853)."""
 
     COMMAND = "prune-layers"
-    KIND = "layer"
     UNITS = "layers"
     METHODS = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT = ("least", "uniform")
@@ -487,6 +483,8 @@ class VocabularyOptions(Options):
     Attributes:
         keep: further tokens to keep, as the tokenizer writes them.
     """
+
+    COMMAND: ClassVar[str] = "trim-vocabulary"
 
     min_count: int = option(
         "Number of occurrences that a token needs. Above 1, rare words become more and smaller tokens than before.",

@@ -320,12 +320,11 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, run: TextRun | No
                 for axis in axes
             }
         made = selection_of(
-            options.COMMAND,
+            options,
             checkpoint,
             axes,
             decision_of(axes, kept, how=f"named by --{flag}"),
             options.recorded(),
-            dtype=options.dtype,
         )
     else:
         made = _by_values(checkpoint, options, axes, run)
@@ -379,7 +378,9 @@ def _by_values(
 
         measure = partial(measure_layers, checkpoint, metric=metric)
         task: TaskName | None = "embedding" if metric == "embedding" else None
-        scores, text = measured(checkpoint, options, metric, run, measure, task=task, without="last")
+        scores, text = measured(
+            checkpoint, options, metric, run, measure, axes=axes, task=task, without="last"
+        )
         asked = "cosine" if options.contiguous else options.metric
         if asked not in (None, scores.method):
             files = options.score_files

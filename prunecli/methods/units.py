@@ -50,7 +50,7 @@ def measured(
     run: TextRun | None,
     measure: Callable[[Dataset, TextRun], Scores],
     *,
-    axes: Sequence[Axis] | None = None,
+    axes: Sequence[Axis],
     task: TaskName | None = None,
     without: str,
 ) -> tuple[Scores, dict[str, Any] | None]:
@@ -60,7 +60,7 @@ def measured(
         metric: name of the metric, for messages.
         run: the text. If None, `options` must have scores.
         measure: runs the model on text.
-        axes: axes that must have scores. If None, all of the kind.
+        axes: axes that must have scores.
         task: the task that plain text is read for, see `measured_text`.
         without: a metric that needs no text, for messages.
 
@@ -70,7 +70,7 @@ def measured(
         PruneError: text or a model that cannot be used.
     """
     if options.scores is not None:
-        return scores_for(checkpoint, options.scores, options.KIND, axes), None
+        return scores_for(checkpoint, options.scores, axes[0].kind, axes), None
     if run is None:
         raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
     other = f"`metric={without}` (it can ruin a model)"
@@ -187,13 +187,12 @@ def kept_by_file(checkpoint: Checkpoint, options: UnitOptions, axes: Sequence[Ax
     path = Path(str(options.keep))
     kept = read_kept(path, axes)
     return selection_of(
-        options.COMMAND,
+        options,
         checkpoint,
         axes,
         decision_of(axes, kept, how=f"named in {path.name}"),
         {"removed": num_removed(axes, kept)},
         (path,),
-        dtype=options.dtype,
         reasons=(f"{options.UNITS.capitalize()} by {path}.",),
     )
 
@@ -260,8 +259,9 @@ def plan(
     where = f", from {', '.join(map(str, ranking.files))}" if ranking.files else ""
     ranked = "" if ranking.how else f": {budget.words(axes[0].kind)[0]}"
     lines = [f"{options.UNITS.capitalize()}{of} {said}{where}{ranked}."]
-    if isinstance(options, UnitOptions) and not options.has_amount:
-        lines.insert(0, f"No `ratio` given: removing {options.DEFAULT_RATIO:.0%} of the {options.UNITS}.")
+    if not options.has_amount:
+        least = "at least " if isinstance(options, ExpertOptions) else ""
+        lines.insert(0, f"No `ratio` given: removing {least}{budget.ratio:.0%} of the {options.UNITS}.")
     gone, held = num_removed(chosen, kept), held_in(chosen)
     if budget.even is not None:
         asked, each = budget.removed(chosen), len(kept[chosen[0].name])
@@ -282,13 +282,12 @@ def plan(
     if "removed" in arguments:
         arguments["removed"] = gone
     return selection_of(
-        options.COMMAND,
+        options,
         checkpoint,
         axes,
         decision,
         arguments,
         ranking.files,
-        dtype=options.dtype,
         reasons=[*lines, *([MIXED] if ranking.mixed else []), *reasons],
         notes=notes,
         details={"thresholds": thetas} if thetas else {},

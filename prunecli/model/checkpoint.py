@@ -34,7 +34,6 @@ from prunecli.model.sparse_layer import SparseLayer
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.hub.fetch import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 
@@ -69,10 +68,7 @@ class Checkpoint(TensorReader):
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
         own_class: name of the class of transformers that stores tensors so, where config.json may name another one.
-        traffic: bytes and requests of a streamed checkpoint; None: it is local.
     """
-
-    traffic: Traffic | None = None
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
         self.config = plain_config(config)
@@ -83,6 +79,11 @@ class Checkpoint(TensorReader):
         super().__init__(path, files)
         if self._declared is None:
             self.structure = self.structure.renamed(self.without_root)
+
+    @property
+    def traffic(self) -> list[int]:
+        """Bytes of each answer of the hub, for a streamed checkpoint."""
+        return []
 
     @property
     def model_type(self) -> str:

@@ -37,7 +37,7 @@ def samples_of(reader: TensorReader) -> dict[str, bytes]:
     found: dict[str, dict[str, memoryview]] = {}
     for name, info in reader.tensors.items():
         start, stop = sample_range(info)
-        found.setdefault(info.dtype, {})[name] = reader.read_range(name, start, stop, bytearray(stop - start))
+        found.setdefault(info.dtype, {})[name] = reader.read_range(name, start, bytearray(stop - start))
     samples = {}
     for dtype, held in found.items():  # all of a type at once: there may be tens of thousands of tensors
         whole, start = rounded(b"".join(held.values()), dtype), 0

@@ -45,7 +45,7 @@ class Rewrite:
 def replacing(source: Checkpoint, made: Mapping[str, Sequence[Output]]) -> Iterator[Output]:
     """Yield a copy of each tensor of `source`, or what `made` has in the place of the tensor."""
     for name, info in source.tensors.items():
-        yield from made.get(name, [Output(name, info.dtype, info.shape, Copy(name))])
+        yield from made.get(name, [Output(*info, Copy(name))])
 
 
 def rewritten(

@@ -13,7 +13,6 @@ from prunecli.tensors.directory import described, find_weights, read_config
 from prunecli.tensors.hub.fetch import (
     RemoteFile,
     Snapshot,
-    Traffic,
     download,
     fetch,
     host,
@@ -50,13 +49,16 @@ class StreamedCheckpoint(Checkpoint):
         directory: Path,
         files: tuple[WeightFile, ...],
         remote: Mapping[Path, RemoteFile],
-        traffic: Traffic,
         progress: Progress = silent,
     ) -> None:
-        self.traffic = traffic
         self._remote = remote
         self._progress = progress
         super().__init__(directory, read_config(directory), files)
+
+    @property
+    def traffic(self) -> list[int]:
+        """See `Checkpoint`."""
+        return [nbytes for file in self._remote.values() for nbytes in file.received]
 
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""
@@ -127,15 +129,13 @@ def stream_model(name: Path | str, *, say: Say = unsaid, progress: Progress = si
         say(
             f"Streaming {snapshot} from {host()}: of {bytes_text(size)} what the result takes is fetched, not kept."
         )
-        traffic = Traffic()
-        remote = remote_files(snapshot, far, traffic)
+        remote = remote_files(snapshot, far)
         found = read_headers(snapshot, remote, progress)
         directory = snapshot.directory
         return StreamedCheckpoint(
             directory,
             find_weights(directory, found),
             {directory / file: source for file, source in remote.items()},
-            traffic,
             progress,
         )
 
@@ -163,16 +163,10 @@ def unfetched_weights(snapshot: Snapshot) -> tuple[list[str], int]:
     return files, size
 
 
-def remote_files(
-    snapshot: Snapshot, files: Iterable[str], traffic: Traffic | None = None
-) -> dict[str, RemoteFile]:
+def remote_files(snapshot: Snapshot, files: Iterable[str]) -> dict[str, RemoteFile]:
     """Files of a snapshot of which the hub said the sizes, to be read by ranges."""
     assert snapshot.sizes is not None
-    traffic = Traffic() if traffic is None else traffic
-    return {
-        file: RemoteFile(snapshot.name, snapshot.commit, file, snapshot.sizes[file], traffic)
-        for file in files
-    }
+    return {file: RemoteFile(snapshot.name, snapshot.commit, file, snapshot.sizes[file]) for file in files}
 
 
 def read_headers(

@@ -90,9 +90,7 @@ class DequantisedCheckpoint(Checkpoint):
         parts = self._weights[name].parts.values() if name in self._weights else (name,)
         return sum(map(self._source.stored_bytes, parts))
 
-    def read_range(
-        self, name: str, start_byte: int, end_byte: int, buffer: memoryview | bytearray
-    ) -> memoryview:
+    def read_range(self, name: str, start: int, buffer: memoryview | bytearray) -> memoryview:
         """Bytes of the decoded values, decoded anew at each call; see `TensorReader.read_range`.
 
         Raises:
@@ -100,15 +98,15 @@ class DequantisedCheckpoint(Checkpoint):
         """
         weight = self._weights.get(name)
         if weight is None:
-            return self._source.read_range(name, start_byte, end_byte, buffer)
-        view = memoryview(buffer).cast("B")[: end_byte - start_byte]
+            return self._source.read_range(name, start, buffer)
+        view = memoryview(buffer).cast("B")
         if not len(view):
             return view
         columns, height = self.info(name).shape[-1], matrix_rows(weight)
         at_once = ALIGNED_ROWS * max(1, BLOCK_VALUES // (ALIGNED_ROWS * columns))
         target, done = torch.frombuffer(view, dtype=self._dtype), 0
         while done < len(target):
-            value = start_byte // self._dtype.itemsize + done
+            value = start // self._dtype.itemsize + done
             expert, row = divmod(value // columns, height)  # all matrices are one below another
             first = row - row % ALIGNED_ROWS
             matrix = getattr(self._of_thread, "matrix", None)
@@ -164,7 +162,7 @@ class Matrix:
         row_bytes = info.nbytes // max(math.prod(info.shape[:-1]), 1)
         start = (self.expert * matrix_rows(self.weight) + first) * row_bytes
         found = np.empty((last - first, row_bytes), np.uint8)
-        self._source.read_range(info.name, start, start + found.nbytes, found.reshape(-1).data)
+        self._source.read_range(info.name, start, found.reshape(-1).data)
         return found.view(numpy_dtype(info.dtype))
 
     def part(self, role: str) -> Any:
@@ -177,7 +175,7 @@ class Matrix:
             if len(self.shape) == 3 and shape[:1] == self.shape[:1]:  # of all experts
                 shape, nbytes = shape[1:], nbytes // shape[0]
                 start = self.expert * nbytes
-            read = self._source.read_range(info.name, start, start + nbytes, bytearray(nbytes))
+            read = self._source.read_range(info.name, start, bytearray(nbytes))
             self._held[role] = np.frombuffer(read, numpy_dtype(info.dtype)).reshape(shape)
         return self._held[role]
 

@@ -167,9 +167,9 @@ def read_into(
     for start in range(0, nbytes, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, nbytes)
         if target is not None:
-            checkpoint.read_range(name, first + start, first + end, target[start:end])
+            checkpoint.read_range(name, first + start, target[start:end])
             continue
-        checkpoint.read_range(name, first + start, first + end, staging.room(end - start, flat.device))
+        checkpoint.read_range(name, first + start, staging.room(end - start, flat.device))
         staging.send(flat[start // source.itemsize : end // source.itemsize], source)
 
 

@@ -5,8 +5,9 @@ not depend on the batch that the example is in.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
@@ -34,8 +35,8 @@ from prunecli.running.encoding import (
     window_examples,
 )
 from prunecli.running.examples import IGNORED, Batch, Examples, num_examples
-from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
+from prunecli.running.layerwise.runner import Layerwise, Runner
+from prunecli.running.runner import Advance, BatchCost, Group, Observer, ignored
 from prunecli.text.choice import Dataset, columns
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import LabelledText
@@ -51,8 +52,8 @@ Line = tuple[str, float | None, str]
 
 def task_batches(
     tokenizer: Any, model: Any, data: Dataset, batch_tokens: int, pooling: Pooling | None = None
-) -> dict[str, list[Batch]]:
-    """Batches of each text for the losses of its task, by the name that a message gives the text.
+) -> list[Batch]:
+    """Batches of each text for the losses of its task.
 
     Args:
         pooling: of `embedding`.
@@ -83,7 +84,11 @@ def task_batches(
         else:
             windows = lm_windows(tokenizer, model, text.texts, context=data.context)
             examples = {name: window_examples(windows, *filling(model, tokenizer))}
-    return {name: of_text.batches(batch_tokens) for name, of_text in examples.items()}
+    return [
+        replace(batch, text=name)
+        for name, of_text in examples.items()
+        for batch in of_text.batches(batch_tokens)
+    ]
 
 
 def run_forward(
@@ -107,7 +112,7 @@ def run_forward(
     Raises:
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    cost = partial(batch_cost, backward=False, beside=beside)
+    cost = partial(batch_cost, beside=beside)
 
     def finished(own: Sequence[Batch], number: int, output: Any) -> None:
         advance(finish(own[number], output))
@@ -252,11 +257,14 @@ def shown_groups(
         yield (groups, ignored, advance) if runner.layerwise else (groups, advance, ignored)
 
 
-def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int = 0) -> BatchCost:
+def batch_cost(
+    runner: Layerwise, batch: Batch, *, backward: bool = False, headless: bool = False, beside: int = 0
+) -> BatchCost:
     """Bytes of a batch layer by layer: activations of its widest layer or its logits, and states between layers.
 
     Args:
         backward: whether gradients are computed, for which the output of every layer is stored.
+        headless: whether there are no logits.
         beside: bytes that are taken beside the model's own activations.
     """
     shape, config, labels = runner.shape, runner.model.config.get_text_config(), batch.labels
@@ -265,7 +273,7 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
     is_of_tokens = labels.dim() > 1
     values = int(config.vocab_size if is_of_tokens else config.num_labels)
     tokens = labels.numel() if is_of_tokens else rows * keys
-    activations, states = shape.output_bytes(values, tokens, backward=backward), 0
+    activations, states = 0 if headless else shape.output_bytes(values, tokens, backward=backward), 0
     for side, length in (("encoder", keys), ("decoder", targets)):
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
@@ -320,22 +328,17 @@ def example_losses(model: Any, batch: Batch) -> Tensor:
     return sums / counts.clamp(min=1).to(sums.device)
 
 
-def require_finite(losses: Tensor, batch: Batch, text: str | None = None) -> None:
+def require_finite(losses: Tensor, batch: Batch) -> None:
     """Refuse losses that nothing can be computed from.
-
-    Args:
-        text: what the message calls the text, where there are several.
 
     Raises:
         DataError: a loss is NaN or infinite; the message names the example.
     """
     finite = torch.isfinite(losses).tolist()
     if not all(finite):
-        row = finite.index(False)
-        example = f"example {batch.indices[row] + 1:,}"
+        row, text = finite.index(False), f"{batch.text}, " if batch.text else ""
         raise DataError(
-            f"{example if text is None else f'{text}, {example}'}: the loss is {losses[row].item()}, "
-            "not a finite number",
+            f"{text}example {batch.indices[row] + 1:,}: the loss is {losses[row].item()}, not a finite number",
             "The weights are damaged, or overflow the type: try `dtype=float32`.",
         )
 
@@ -380,7 +383,7 @@ Losses = Callable[[Any, Batch], Tensor]
 
 def differentiate_losses(
     runner: Runner,
-    batches: Mapping[str, Sequence[Batch]],
+    batches: Sequence[Batch],
     losses_of: Losses,
     progress: Progress,
 ) -> None:
@@ -389,23 +392,20 @@ def differentiate_losses(
     The examples of a batch do not interact, so the gradient of the sum of their losses holds each example's own.
 
     Args:
-        batches: what a message calls their text -> batches.
         losses_of: of the examples of a batch.
 
     Raises:
         DataError: a loss is not finite.
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    texts = [text for text, of_text in batches.items() for _ in of_text]
-    every = [batch for of_text in batches.values() for batch in of_text]
 
     def start(first: int, number: int, losses: Tensor) -> Tensor:
-        require_finite(losses.detach(), every[first + number], texts[first + number])
+        require_finite(losses.detach(), batches[first + number])
         return losses.sum()
 
     cost = partial(batch_cost, backward=True)
-    line = "scoring units", num_examples(every), "examples"
-    with shown_groups(runner, every, cost, line, progress, ways=2) as (groups, advance, step):
+    line = "scoring units", num_examples(batches), "examples"
+    with shown_groups(runner, batches, cost, line, progress, ways=2) as (groups, advance, step):
         for group in groups:
             with runner.running(group, step) as run:
                 passes = [partial(losses_of, runner.model, batch) for batch in group.batches]

@@ -24,11 +24,13 @@ class Batch:
         inputs: arguments of the model without labels, on the CPU.
         labels: `[B, T]` int64: what the logits at the same position are to predict, or -100; `[B]` in classification.
         indices: numbers of the examples in their text.
+        text: name of the text in messages, if there are several texts.
     """
 
     inputs: dict[str, Tensor]
     labels: Tensor
     indices: tuple[int, ...]
+    text: str = ""
 
     @property
     def with_labels(self) -> dict[str, Tensor]:

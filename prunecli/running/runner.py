@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,6 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Side
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Advance as Advance
-
-if TYPE_CHECKING:
-    from prunecli.running.layerwise.forward import LayerwiseRun
-    from prunecli.running.layerwise.runner import Layerwise
 
 B = TypeVar("B")
 
@@ -62,11 +58,8 @@ class BatchCost:
         states: kept between two layers, for each of the phases that follow each other (as encoder and decoder do).
     """
 
-    activations: int
-    states: tuple[int, ...]
-
-
-NOTHING = BatchCost(0, ())
+    activations: int = 0
+    states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class Group(Generic[B]):
 
     start: int
     batches: Sequence[B]
-    cost: BatchCost = NOTHING
+    cost: BatchCost = BatchCost()
 
 
 class Observer(Protocol):
@@ -102,11 +95,12 @@ class InMemory:
         device: the device that passes compute on.
         layerwise: whether the layers' weights are on disk.
         process_group: the processes that share the batches; each has a model.
+        report: costs of a run layer by layer; None: the model is held whole.
         restored: what `keeping` of an interrupted run of this group returned; None: the group begins.
     """
 
     layerwise = False
-    restored = None
+    report = restored = None
 
     def __init__(self, model: Any, process_group: ProcessGroup = ALONE) -> None:
         self.model, self.process_group = model, process_group
@@ -177,14 +171,6 @@ class InMemory:
         return tensor
 
     fetch = keep
-
-
-if TYPE_CHECKING:
-    Runner: TypeAlias = InMemory | Layerwise
-    Run: TypeAlias = InMemory | LayerwiseRun
-else:  # imports this module
-    Runner = Run = InMemory
-"""Runs batches through a model, and a group of batches on its way through it."""
 
 
 @contextmanager

@@ -89,14 +89,13 @@ def together(selections: Sequence[Selection]) -> Selection:
 
 
 def selection_of(
-    command: str,
+    options: Any,
     checkpoint: Checkpoint,
     axes: Sequence[Axis],
     decision: Decision,
     arguments: Mapping[str, Any],
     files: Sequence[Path] = (),
     *,
-    dtype: str | None,
     reasons: Sequence[str] = (),
     notes: Mapping[str, Any] = {},
     **more: Any,
@@ -104,16 +103,17 @@ def selection_of(
     """The units that a decision keeps, with the history entry.
 
     Args:
-        command: command that the history records.
+        options: options of the command, with its name and the type of the result.
         axes: the axes of the selection; an axis that the decision is not about keeps all units.
         arguments: options that the result depends on; those without a value are left out.
         files: statistics, or a saved selection, that decided.
         notes: further fields of the history entry.
         more: other fields of `Selection`.
     """
-    step = history_step(command, checkpoint, given({**arguments, "dtype": dtype}), files, **notes)
+    stated = given({**arguments, "dtype": options.dtype})
+    step = history_step(options.COMMAND, checkpoint, stated, files, **notes)
     kept = {axis.name: decision.kept.get(axis.name, axis.ids) for axis in axes}
-    return Selection(kept, dtype, step, tuple(reasons), decision.read_from(step), **more)
+    return Selection(kept, options.dtype, step, tuple(reasons), decision.read_from(step), **more)
 
 
 def decision_of(

@@ -36,7 +36,6 @@ class ChannelOptions(UnitOptions):
     """How channels of the residual stream are recorded in the history."""
 
     COMMAND = "shrink"
-    KIND = "channel"
     UNITS = "channels"
 
 

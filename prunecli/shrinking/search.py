@@ -163,7 +163,7 @@ class Search:
         """
         points = {}
         for name, lever in self.levers.items():
-            reach = self._alone(name) or lever.shares[-1]
+            reach = self._least(name, {}) or lever.shares[-1]
             points[name] = sorted({_nearest(lever.shares[1:], reach * point) for point in POINTS})
         costs: dict[str, dict[str, float]] = {name: {} for name in points}
         # The first metric of every kind, then the second.
@@ -236,7 +236,7 @@ class Search:
                 yield {name: share for name, share in even.items() if share}
                 break
         for name in self.levers:
-            if (alone := self._alone(name)) is not None:
+            if (alone := self._least(name, {})) is not None:
                 yield {name: alone}
 
     def _neighbours(self) -> list[Shares]:
@@ -257,21 +257,19 @@ class Search:
         grid = self._grids[name]
         return grid[-1] / max(len(grid) - 1, 1)
 
-    def _alone(self, name: str) -> float | None:
-        """The least share of a kind that reaches the target alone."""
-        return self._least(name, {}, self.most)
-
     def _filled(self, shares: Shares, most: float | None = None) -> Shares | None:
         """The mixture with the least share of the filler that reaches the target. None: there is no such share."""
-        least = self._least(self._filler, shares, most or self.most)
+        least = self._least(self._filler, shares, most)
         made = {**shares, self._filler: least}
         return None if least is None else {name: own for name, own in made.items() if own}
 
-    def _least(self, name: str, shares: Shares, most: float) -> float | None:
-        """The least share of a kind with which a mixture is not larger than `most`."""
+    def _least(self, name: str, shares: Shares, most: float | None = None) -> float | None:
+        """The least share of a kind with which a mixture is not larger than `most`, or the target."""
         of_kind = self.levers[name].shares
         place = bisect_left(
-            of_kind, -most, key=lambda share: -self.size({**shares, name: share}, self._metrics)
+            of_kind,
+            -(most or self.most),
+            key=lambda share: -self.size({**shares, name: share}, self._metrics),
         )
         return of_kind[place] if place < len(of_kind) else None
 

@@ -1,7 +1,5 @@
 """Copies bytes from weight files to their places in another file, block by block."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from prunecli.errors import CheckpointError
-from prunecli.tensors.reader import Fill, Handle, reading
+from prunecli.tensors.reader import Handle, reading
 
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
@@ -47,26 +45,6 @@ class Move:
     nbytes: int
     target: int
     target_offset: int
-
-    def carry_out(self, fill: Fill) -> None:
-        """Write the bytes that `fill` gives.
-
-        Raises:
-            CheckpointError: the source file ends early.
-            OSError: the disk is full, among others.
-        """
-        buffer = memoryview(bytearray(min(BLOCK_BYTES, self.nbytes)))
-        for start in range(0, self.nbytes, BLOCK_BYTES):
-            block = buffer[: self.nbytes - start]
-            # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
-            try:
-                fill(block)
-            except EOFError:
-                raise CheckpointError(
-                    f"{self.where}: its file ended early while it was read",
-                    "Download or copy the file again.",
-                ) from None
-            write_from(self.target, self.target_offset + start, block)
 
 
 def write_from(file: int, offset: int, view: memoryview) -> None:
@@ -103,8 +81,13 @@ class Gather:
         """Number of bytes that are written."""
         return sum(move.nbytes for move in self.moves)
 
-    def carry_out(self) -> int:
-        """Copy the bytes; return their number. Raises as `Move.carry_out`."""
+    def carry_out(self) -> None:
+        """Copy the bytes.
+
+        Raises:
+            CheckpointError: the source file ends early.
+            OSError: the disk is full, among others.
+        """
         first, last = self.moves[0], self.moves[-1]
         position = first.source_offset
         if isinstance(first.source, int) and hasattr(os, "posix_fadvise"):
@@ -114,11 +97,21 @@ class Gather:
                 os.posix_fadvise(first.source, position, first.nbytes, os.POSIX_FADV_WILLNEED)
         fill = reading(first.source, position, last.source_offset + last.nbytes - position)
         for move in self.moves:
-            if gap := move.source_offset - position:
-                fill(memoryview(bytearray(gap)))
-            move.carry_out(fill)
+            buffer = memoryview(bytearray(min(BLOCK_BYTES, move.nbytes)))
+            try:
+                if gap := move.source_offset - position:
+                    fill(memoryview(bytearray(gap)))
+                for start in range(0, move.nbytes, BLOCK_BYTES):
+                    block = buffer[: move.nbytes - start]
+                    # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
+                    fill(block)
+                    write_from(move.target, move.target_offset + start, block)
+            except EOFError:
+                raise CheckpointError(
+                    f"{move.where}: its file ended early while it was read",
+                    "Download or copy the file again.",
+                ) from None
             position = move.source_offset + move.nbytes
-        return self.written
 
 
 def gathered(moves: Iterable[Move]) -> list[Gather]:

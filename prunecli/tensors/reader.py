@@ -170,26 +170,21 @@ class TensorReader(Closing):
         info = self.info(name)
         values = np.empty(info.shape, dtype=numpy_dtype(info.dtype))
         if info.nbytes:
-            self.read_range(name, 0, info.nbytes, values.reshape(-1).view(np.uint8).data)
+            self.read_range(name, 0, values.reshape(-1).view(np.uint8).data)
         return values
 
-    def read_range(
-        self, name: str, start_byte: int, end_byte: int, buffer: memoryview | bytearray
-    ) -> memoryview:
-        """Bytes `start_byte` to `end_byte` of a tensor, read into the beginning of `buffer`.
-
-        Returns:
-            The part of `buffer` that was filled.
+    def read_range(self, name: str, start: int, buffer: memoryview | bytearray) -> memoryview:
+        """The bytes of a tensor from `start` on, which fill `buffer`; a view of the buffer.
 
         Raises:
             CheckpointError: no such tensor, or the file ends early.
         """
         descriptor, offset, nbytes = self.location(name)
-        if not 0 <= start_byte <= end_byte <= nbytes:
-            raise ValueError(f"{name} has {nbytes} bytes; {start_byte} to {end_byte} were asked for")
-        view = memoryview(buffer).cast("B")[: end_byte - start_byte]
+        view = memoryview(buffer).cast("B")
+        if not 0 <= start <= nbytes - len(view):
+            raise ValueError(f"{name} has {nbytes} bytes; {start} to {start + len(view)} were asked for")
         try:
-            read_into(descriptor, offset + start_byte, view)
+            read_into(descriptor, offset + start, view)
         except EOFError:
             file = self.files[self._stored[name][0]]
             raise CheckpointError(f"{file}: truncated while it was read ({name})") from None

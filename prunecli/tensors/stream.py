@@ -137,7 +137,7 @@ class Output(NamedTuple):  # as `TensorInfo`
     @property
     def info(self) -> TensorInfo:
         """Name, type and shape."""
-        return TensorInfo(self.name, self.dtype, self.shape)
+        return TensorInfo(*self[:3])
 
     @property
     def nbytes(self) -> int:
@@ -160,7 +160,7 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
         names.add(output.name)
         if is_plain_copy(source, output):
             continue
-        shape = shape_of(source, output.expression, output.name)
+        shape = shape_of(source, output.expression)
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
         for name in sources(output.expression):
@@ -181,13 +181,12 @@ def is_plain_copy(source: TensorReader, output: Output) -> bool:
     return output.dtype == dtype and output.shape == shape
 
 
-def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[int, ...]:
+def shape_of(source: TensorReader, expression: Expression) -> tuple[int, ...]:
     """The shape of what `expression` makes of the tensors of `source`.
 
     Args:
         source: where its tensors lie.
         expression: what to make.
-        name: of the output, for messages.
 
     Raises:
         CheckpointError: a tensor that the source lacks.
@@ -196,16 +195,16 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
     if isinstance(expression, Generated):
         return expression.shape
     if isinstance(expression, Sum):
-        (one,) = {shape_of(source, part, name) for part in expression.parts}
+        (one,) = {shape_of(source, part) for part in expression.parts}
         return one
     if isinstance(expression, Concat):
-        axis, shapes = expression.axis, [shape_of(source, part, name) for part in expression.parts]
+        axis, shapes = expression.axis, [shape_of(source, part) for part in expression.parts]
         (around,) = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         return (*around[:axis], sum(shape[axis] for shape in shapes), *around[axis:])
     shape = source.info(expression.source).shape
     for axis, ranges in expression.taken:
         if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in ranges):
-            raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
+            raise ValueError(f"{expression.source} {list(shape)} lacks some of the ranges")
         shape = (*shape[:axis], sum(b - a for a, b in ranges), *shape[axis + 1 :])
     return shape
 
@@ -269,8 +268,8 @@ class Block:
         """Number of bytes that are written."""
         return (self.stop - self.start) * size_of(self.output.shape[self.depth :], self.output.dtype)
 
-    def carry_out(self) -> int:
-        """Compute and write; return the number of bytes. Blocks may be carried out side by side.
+    def carry_out(self) -> None:
+        """Compute and write. Blocks may be carried out side by side.
 
         Raises:
             CheckpointError: the source file ends early, or a value cannot be cast.
@@ -280,7 +279,6 @@ class Block:
         rows = self.start, self.stop, output.dtype, where, self.depth
         made = np.ascontiguousarray(compute(output.expression, self.source, *rows))
         write_from(self.target, self.target_offset, made.reshape(-1).view(np.uint8).data)
-        return made.nbytes
 
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
@@ -307,7 +305,7 @@ def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterato
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
     """Yield the values of `expression` in blocks of rows; messages name the first of its sources."""
     where = f"{source.path}: {next(sources(expression), '')}"
-    for start, stop in row_blocks(shape_of(source, expression, "values")):
+    for start, stop in row_blocks(shape_of(source, expression)):
         yield compute(expression, source, start, stop, dtype, where)
 
 
@@ -348,7 +346,7 @@ def compute(
             return np.concatenate(parts, axis=expression.axis)
         blocks, before = [], 0
         for part in expression.parts:
-            rows = shape_of(source, part, where)[0]
+            rows = shape_of(source, part)[0]
             first, last = max(start - before, 0), min(stop - before, rows)
             if first < last:
                 blocks.append(compute(part, source, first, last, dtype, where))
@@ -372,8 +370,9 @@ def _read(source: TensorReader, expression: Copy, start: int, stop: int, depth: 
     found = np.empty((sum(map(len, runs)), *info.shape[depth:]), numpy_dtype(info.dtype))
     view, done = found.reshape(-1).view(np.uint8).data, 0
     for run in runs:
-        first, last = int(run[0]), int(run[-1]) + 1
-        done += len(source.read_range(info.name, first * width, last * width, view[done:]))
+        part = view[done : done + len(run) * width]
+        source.read_range(info.name, int(run[0]) * width, part)
+        done += len(part)
     if is_dense and not np.array_equal(rows, runs[0]):
         found = found.take(rows - low, 0)
     for axis, ranges in taken:

@@ -172,9 +172,11 @@ def _write_shard(
             layout = digest([places, [job.written for job in jobs]])
             done = journal.steps(path.name, layout)
             nbytes = noted = sum(job.written for job in jobs[:done])
-            submitted = [None] * done + [pool.submit(job.carry_out) for job in jobs[done:]]
-            for number, (job, written) in enumerate(zip(jobs, submitted, strict=True), start=1):
-                nbytes += written.result() if written is not None else 0
+            advance(nbytes)
+            submitted = [pool.submit(job.carry_out) for job in jobs[done:]]
+            for number, (job, work) in enumerate(zip(jobs[done:], submitted, strict=True), start=done + 1):
+                work.result()
+                nbytes += job.written
                 advance(job.written)
                 if nbytes - noted >= NOTE_BYTES:
                     journal.note(path.name, nbytes, number, layout)

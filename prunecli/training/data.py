@@ -32,6 +32,7 @@ from prunecli.training.loss import (
     HiddenDistance,
     Objective,
     digest_of_examples,
+    load_teacher,
     make_lesson,
     read_logits,
     require_positions,
@@ -155,7 +156,7 @@ def make_examples(
     source: Path,
     data: TrainingData,
     options: TrainingOptions,
-    teach: Callable[[], Any],
+    device: torch.device,
     process_group: ProcessGroup,
     report: Say,
     progress: Progress,
@@ -164,7 +165,7 @@ def make_examples(
 
     Args:
         source: directory of the model.
-        teach: loads the model to learn from.
+        device: device of the teacher.
         process_group: of which the first process writes the teacher's logits.
         report: hears what `make_lesson` chooses.
 
@@ -172,9 +173,9 @@ def make_examples(
         PruneError: the model is for another task, or the text cannot be used.
     """
     lesson = teacher = None
-    path = options.teacher or Path()  # which is named wherever it is read
-    if options.teacher is not None and options.teacher_logits is None:
-        teacher = teach()
+    path, kept = options.teacher or Path(), options.teacher_logits  # the path is named wherever it is read
+    if options.teacher is not None and (kept is None or (process_group.is_main and not kept.exists())):
+        teacher = load_teacher(options, model, tokenizer, data.task, device)
     if data.task == "embedding":
         lesson = make_lesson(source, model, tokenizer, path, teacher, report)
 
@@ -209,17 +210,15 @@ def make_examples(
     examples = encoded(data.train, progress, options.seed)
     if teacher is not None:
         require_positions(path, teacher, examples)
-    if options.teacher_logits is not None:
+    if kept is not None:
         with open_model(path) as opened:
             digest = digest_of_examples(examples, opened.fingerprint)
-        if process_group.is_main and not options.teacher_logits.exists():
-            teacher = teach()
-            require_positions(path, teacher, examples)
-            write_logits(options.teacher_logits, digest, teacher, examples, options.batch_tokens, progress)
+        if teacher is not None:
+            write_logits(kept, digest, teacher, examples, options.batch_tokens, progress)
             teacher = None
         process_group.all_gather(None)
         assert isinstance(examples, TokenExamples)
-        examples = replace(examples, more=read_logits(options.teacher_logits, digest))
+        examples = replace(examples, more=read_logits(kept, digest))
     if data.valid is None:
         return examples, objective(options.loss), None
     translated = chrf if options.metric == "chrf++" else None

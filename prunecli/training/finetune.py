@@ -38,7 +38,7 @@ from prunecli.tensors.transaction import output_error, refuse_target, refuse_unw
 from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import TrainingData, make_examples, read_training_data
-from prunecli.training.loss import check_logits_file, choose_attention, load_teacher
+from prunecli.training.loss import check_logits_file, choose_attention
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.parts import decisive, frozen_weights, prepare, shorten_frozen, trained_outputs
 from prunecli.training.state import WEIGHTS as STORED
@@ -134,9 +134,16 @@ def train(
             model = build()
             if unread:
                 report(f"Not run by {type(model).__name__}, written as they are: {in_one_line([*unread])}")
-            teach = partial(load_teacher, options, model, tokenizer, data.task, arguments.device)
             examples, objective, validation = make_examples(
-                tokenizer, model, source.path, data, options, teach, process_group, report, progress
+                tokenizer,
+                model,
+                source.path,
+                data,
+                options,
+                arguments.device,
+                process_group,
+                report,
+                progress,
             )
             batches = options.accumulate * process_group.world_size
             tokens = sum(max(lengths) for lengths in examples.lengths)

@@ -80,7 +80,9 @@ class Objective:
 
         def loss(number: int, place: slice) -> Tensor:
             own = logits.block(number)
-            total = smoothed_cross_entropy(own, targets[place], options.label_smoothing)
+            total = functional.cross_entropy(
+                own.float(), targets[place], label_smoothing=options.label_smoothing, reduction="sum"
+            )
             if not options.distill or (taught is None and known is None):
                 return total
             with torch.no_grad():
@@ -98,16 +100,6 @@ class Objective:
             config = getattr(model, "module", model).config.get_text_config()
             total = total + config.router_aux_loss_coef * kept.sum() * balance
         return total
-
-
-def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Sum of CE_t over the scored tokens.
-
-    Args:
-        logits: `[tokens, vocabulary]`.
-        labels: `[tokens]`.
-    """
-    return functional.cross_entropy(logits.float(), labels, label_smoothing=smoothing, reduction="sum")
 
 
 def distillation(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:

@@ -190,10 +190,7 @@ def trained_outputs(model: Any, source: Checkpoint) -> tuple[Output, ...]:
         tensor = trained[name].reshape(shape or (1,))
         return Generated(shape, lambda start, stop: tensor[start:stop].float().cpu().numpy())
 
-    return tuple(
-        Output(name, info.dtype, info.shape, values(name, info.shape))
-        for name, info in source.tensors.items()
-    )
+    return tuple(Output(*info, values(name, info.shape)) for name, info in source.tensors.items())
 
 
 def decisive(options: TrainingOptions) -> Json:

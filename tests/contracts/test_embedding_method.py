@@ -83,18 +83,7 @@ class Factorising(Method):
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         """The tables as they are, factorised or not."""
         tables = source.layout.require_tables()
-        plan = EmbeddingPlan(
-            tables=tables,
-            change=tables.change,
-            shape=None,
-            output_dim=None,
-            is_tied=False,
-            padding_id=None,
-            options=EmbeddingOptions(),
-            text=None,
-            step={},
-            reasons=(),
-        )
+        plan = EmbeddingPlan(tables, tables.change, EmbeddingOptions())
         return rewrite_embeddings(source, plan, Factors())
 
     def reduce(self, source: Checkpoint) -> Rewrite:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from prunecli.running.batches import measure_losses
 from prunecli.running.encoding import lm_windows, mlm_examples, padding_id, window_examples
-from prunecli.running.runner import Runner
+from prunecli.running.layerwise.runner import Runner
 
 
 @dataclass(frozen=True)

@@ -257,9 +257,8 @@ CPU, PLENTY = torch.device("cpu"), 1 << 34
 
 
 def layered(path: Path, measure: Measure = lm_losses) -> tuple[TextLosses, RunReport]:
-    work = RunReport()
-    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY, report=work, output=True)
-    return measure(runner, load_tokenizer(path), LINES, 40), work
+    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY, output=True)
+    return measure(runner, load_tokenizer(path), LINES, 40), runner.report
 
 
 def whole(path: Path, measure: Measure = lm_losses, *, own: bool = False) -> TextLosses:

@@ -186,7 +186,7 @@ def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
 
 def first_batch(path: Path, model: Any, data: Dataset) -> Batch:
     """The batch of the only example."""
-    ((batch,),) = task_batches(load_tokenizer(path), model, data, 1, None).values()
+    (batch,) = task_batches(load_tokenizer(path), model, data, 1, None)
     return batch
 
 
@@ -196,7 +196,7 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
     path, checkpoint, model = opened(case, tmp_path)
     names, batch = StockNames(checkpoint, model), first_batch(path, model, lines(LINES[:1]))
     every = axes_of(checkpoint, "unit")
-    scores = gradient_sums(InMemory(model), checkpoint, every, {"text": [batch]})
+    scores = gradient_sums(InMemory(model), checkpoint, every, [batch])
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
     for axis in axes[:2]:
         for unit in np.argsort(scores[axis.name])[-2:]:

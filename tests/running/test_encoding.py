@@ -25,7 +25,6 @@ from prunecli.running.examples import Examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
-from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import cutting, tiny, tiny_family
 from tests.opening import load
 from tests.reference.losses import causal_nll
@@ -46,7 +45,8 @@ def whole(examples):
 def loss_of(model, batch):
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     with torch.no_grad():
-        return float(smoothed_cross_entropy(model(**inputs).logits.flatten(0, -2), batch["labels"].flatten()))
+        logits = model(**inputs).logits.flatten(0, -2)
+        return float(functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum"))
 
 
 def test_lines_that_are_blank_on_one_side_are_left_out(models):

@@ -57,7 +57,7 @@ def made(expression: Expression, kind: str = "F32", wanted: str = "F32", block: 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "BLOCK_ELEMENTS", block)
         source = checkpoint(Path(folder) / "in", tensors_of(kind))
-        shape = shape_of(open_model(source), expression, "out")
+        shape = shape_of(open_model(source), expression)
         output = Output("out", wanted, shape, expression)
         return written(source, [output], Path(folder) / "out")["out"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.nn import functional
 
 from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.model.checkpoint import open_model
@@ -15,7 +16,6 @@ from prunecli.running.encoding import translation_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training import loss as loss_module
 from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions
 from prunecli.training.trainer import TrainingError
@@ -151,14 +151,14 @@ def test_a_loss_that_is_no_number_stops_the_run(model, spoilt, said):
     good = options(steps=8, eval_every=4)
     train(model, "good", options(steps=4, eval_every=4))
 
-    true, calls = loss_module.smoothed_cross_entropy, []
+    true, calls = functional.cross_entropy, []
 
-    def spoil(logits, labels, smoothing=0.0):
-        calls.extend([1] if smoothing else [])  # none of the validations
-        return true(logits, labels, smoothing) * (spoilt if len(calls) > 5 and smoothing else 1.0)
+    def spoil(logits, labels, **how):
+        calls.extend([1] if how["label_smoothing"] else [])  # none of the validations
+        return true(logits, labels, **how) * (spoilt if len(calls) > 5 and how["label_smoothing"] else 1.0)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loss_module, "smoothed_cross_entropy", spoil)
+        patched.setattr(functional, "cross_entropy", spoil)
         with pytest.raises(TrainingError, match=said) as caught:
             train(model, "state", good)
     assert "`learning_rate`" in str(caught.value)

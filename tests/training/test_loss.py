@@ -13,14 +13,13 @@ from safetensors.torch import load_file
 
 from prunecli import Destination, ShrinkOptions, TextChoice, TrainingOptions, finetune, shrink
 from prunecli.errors import DataError, OutputError, UsageError
-from prunecli.training import finetune as finetuning
+from prunecli.training import data as training_data
 from prunecli.training.loss import (
     KEPT,
     TOKENS,
     Objective,
     distillation,
     hidden_distance,
-    smoothed_cross_entropy,
     whole_logits,
 )
 from prunecli.training.options import LossOptions
@@ -44,16 +43,6 @@ def scored(labels):
 
 
 SIZES = (st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9))
-
-
-@settings(max_examples=25)
-@given(*SIZES, st.floats(0.0, 0.9))
-def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
-    logits, labels = logits_and_labels(seed, batch, length, vocabulary)
-    expected = sum(smoothed(logits[at].tolist(), int(labels[at]), smoothing) for at in scored(labels))
-    kept = labels != -100
-    found = float(smoothed_cross_entropy(logits[kept], labels[kept], smoothing))
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 @settings(max_examples=25)
@@ -191,7 +180,7 @@ def test_it_teaches_what_the_teacher_does(models, monkeypatch):
     found = taught(models, "with-logits", teacher_logits=path)
     assert load_file(path)[TOKENS].shape[1] <= KEPT
 
-    monkeypatch.setattr(finetuning, "load_teacher", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(training_data, "load_teacher", Mock(side_effect=AssertionError))
     again = taught(models, "again", teacher_logits=path)
     for name, weight in want.items():
         moved = (weight - alone[name]).abs().max()

@@ -119,9 +119,10 @@ def fit_define(
     """
     ignored = () if padding_idx is None else (padding_idx,)
     table = replace(table, weights=row_weights(table.vocabulary, counts, ignored))
-    found = moments(table)
-    table = replace(table, variance=found.variance)
-    first = projective(found, shape.map_dim, shape.groups[0] if shape.groups else 1)
+    mean, covariance = moments(table)
+    variance = float(np.trace(covariance))
+    table = replace(table, variance=variance if variance > 0 else 1.0)
+    first = projective(mean, covariance, shape.map_dim, shape.groups[0] if shape.groups else 1)
     unit = DefineEmbedding(shape, padding_idx=padding_idx)
     baseline = _start(unit, table, first, seed)
 
@@ -185,9 +186,9 @@ def fit_output(table: Table, mapped: Array) -> OutputMap:
         model_dim=map_dim + table.model_dim,
         read=lambda start, stop: np.concatenate([mapped[start:stop], table.rows(start, stop)], axis=1),
     )
-    found = moments(joined)
-    own, across = np.split(found.covariance[:map_dim], [map_dim], axis=1)
-    variance = float(np.trace(found.covariance[map_dim:, map_dim:]))
+    _, covariance = moments(joined)
+    own, across = np.split(covariance[:map_dim], [map_dim], axis=1)
+    variance = float(np.trace(covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
     part = explained / variance if variance > 0 else 1.0
@@ -360,8 +361,12 @@ LINEAR_FROM = 6.0
 
 
 @torch.no_grad()
-def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int) -> int:
+def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.float32], seed: int) -> None:
     """Set every weight but the map table's, to make the unit the best projective embedding of the same n.
+
+    That needs all of the n values to reach each of the m, which they do but for three cases: the kind `hgt-no-mixing`
+    where the last layer has several groups, of which the first alone reads most of e and may have no room for it;
+    shuffled groups that share a block, for the same reason; several groups in the last layer without the reduction.
 
     The map table has to hold the rows `start.mapped(...)`. Each of the n values of e is carried to the last expansion
     layer: by two units, as gelu(x) - gelu(-x) = x, or where a group has no room for that, by one whose bias keeps it
@@ -379,12 +384,6 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
         start: the projective embedding.
         lowest: the smallest value of each column of the map table [n], for the offsets c.
         seed: of the random units.
-
-    Returns:
-        How many of the n values reach every one of the m. All of them, so that the unit is the projective embedding,
-        but for three: the kind `hgt-no-mixing` where the last layer has several groups, of which the first alone reads
-        most of e and may have no room for it; shuffled groups that share a block, for the same reason; several groups
-        in the last layer without the reduction (0).
     """
     shape, last = unit.shape, len(unit.layers) - 1
     generator = torch.Generator().manual_seed(seed)
@@ -411,7 +410,7 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
                 bias.sub_(
                     torch.einsum("n,ng,ngo->go", offsets, parts.any(dim=2).double(), expansion).flatten()
                 )
-            return shape.map_dim if groups == 1 else 0
+            return
         fresh = torch.randn(blocks.shape, generator=generator) * (1 + (number > 0)) ** 0.5
         blocks.copy_(fresh / inputs**0.5)
         # Random units read carried values less their offsets.
@@ -435,7 +434,6 @@ def initialise(unit: DefineEmbedding, start: Projective, lowest: NDArray[np.floa
     assert unit.reduce is not None
     unit.reduce.weight.copy_(expansion.T @ carried)
     unit.reduce.bias.copy_(mean - offsets @ expansion)
-    return int(carried.any(dim=1).sum())
 
 
 def _carry(

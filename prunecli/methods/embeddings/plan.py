@@ -1,7 +1,7 @@
 """From a checkpoint and options to a plan: what stands for which table; then the plan's fits, and the rewrite."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import lcm
 from typing import Any
 
@@ -40,11 +40,11 @@ class EmbeddingPlan:
     Attributes:
         tables: the token embeddings as they are.
         change: how they will differ from the stock ones.
+        options: type of the result, passes over the table, seed.
+        is_tied: whether the output layer has the input's table, or map table, now.
         shape: of the unit that is to be fitted to the input table; None: the input is not touched, or only cached.
         output_dim: n of the map that is to stand for the output table; None: that is not touched.
-        is_tied: whether the output layer has the input's table, or map table, now.
         padding_id: a token whose row is zero and stays so.
-        options: type of the result, passes over the table, seed.
         text: what tokens are counted in; None: every token counts alike.
         step: the entry for `Structure.history`.
         reasons: plain lines that say what was chosen, and why.
@@ -52,14 +52,14 @@ class EmbeddingPlan:
 
     tables: TokenTables
     change: EmbeddingChange
-    shape: UnitShape | None
-    output_dim: int | None
-    is_tied: bool
-    padding_id: int | None
     options: EmbeddingOptions
-    text: Lines | None
-    step: Mapping[str, object]
-    reasons: tuple[str, ...]
+    is_tied: bool = False
+    shape: UnitShape | None = None
+    output_dim: int | None = None
+    padding_id: int | None = None
+    text: Lines | None = None
+    step: Mapping[str, object] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
 
 
 def plan_embeddings(
@@ -89,9 +89,6 @@ def plan_embeddings(
         return EmbeddingPlan(
             **asked,
             change=EmbeddingChange(replace(tables.change.unit, cached=True), output),
-            shape=None,
-            output_dim=None,
-            padding_id=None,
             step=history_step(COMMAND, checkpoint, stated({"cache": True, "dtype": options.dtype})),
             reasons=("The rows of its unit become the input table; nothing is fitted.",),
         )
@@ -359,8 +356,7 @@ def rewrite_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Fac
         for alias, name in family.tied.items():
             is_held = name in checkpoint.tensors and alias not in checkpoint.tensors
             if alias in family.loose and alias != output and is_held:
-                info = checkpoint.info(name)
-                outputs.append(Output(alias, info.dtype, info.shape, Copy(name)))
+                outputs.append(Output(alias, *checkpoint.info(name)[1:], Copy(name)))
     return rewritten(checkpoint, structure, outputs, plan.step, dtype=plan.options.dtype)
 
 

@@ -110,25 +110,6 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Weighted mean and covariance of the rows.
-
-    Attributes:
-        mean: [m].
-        covariance: [m, m]: sum of w (e - mean)(e - mean)^T over the sum of w.
-    """
-
-    mean: Double
-    covariance: Double
-
-    @property
-    def variance(self) -> float:
-        """Mean squared distance of the rows from their mean; 1 for a table of equal rows."""
-        found = float(np.trace(self.covariance))
-        return found if found > 0 else 1.0
-
-
-@dataclass(frozen=True)
 class Projective:
     """e -> mean + x (scales * basis)^T with x = (e - mean) basis / scales: rank n and an offset.
 
@@ -160,8 +141,10 @@ class Projective:
         return np.asarray((self.basis * self.scales).T)
 
 
-def moments(table: Table) -> Moments:
-    """One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
+def moments(table: Table) -> tuple[Double, Double]:
+    """Weighted mean [m] and covariance [m, m] of the rows e: sum of w (e - mean)(e - mean)^T over the sum of w.
+
+    One pass over the table, summed in float64: exact up to rounding, and m x m values of memory.
 
     Raises:
         CheckpointError: a value of the table is not finite.
@@ -174,19 +157,19 @@ def moments(table: Table) -> Moments:
         weighted_sum += weights[start:stop].astype(np.float64) @ rows
         products += scaled.T @ scaled
     mean = weighted_sum / total
-    return Moments(mean, products / total - np.outer(mean, mean))
+    return mean, products / total - np.outer(mean, mean)
 
 
-def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
+def projective(mean: Double, covariance: Double, map_dim: int, parts: int = 1) -> Projective:
     """The `map_dim` directions of largest variance.
 
     Args:
-        found: moments of the table.
+        mean, covariance: moments of the table.
         map_dim: n, at most m and a multiple of `parts`.
         parts: the directions are dealt out to this many equal parts of x in turn, so that each group of the first
             expansion layer reads strong and weak ones.
     """
-    values, vectors = np.linalg.eigh(found.covariance)
+    values, vectors = np.linalg.eigh(covariance)
     order = np.argsort(values)[::-1][:map_dim].reshape(-1, parts).T.ravel()
     largest = max(float(values[-1]), 0.0)
     scales = np.where(values[order] > SMALLEST * largest, np.sqrt(np.maximum(values[order], 0)), 0.0)
@@ -194,7 +177,7 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
     basis = vectors[:, order]
     # Eigenvectors have no sign; the largest entry is made positive, so that every machine finds the same ones.
     signs = np.sign(basis[np.abs(basis).argmax(axis=0), np.arange(map_dim)])
-    return Projective(found.mean, basis * signs, scales)
+    return Projective(mean, basis * signs, scales)
 
 
 Reconstruct = Callable[[int, int, Array], Tensor]

@@ -28,6 +28,7 @@ from prunecli.modules.stock_experts import ExpertUse
 from prunecli.modules.tapped_experts import observed_experts
 from prunecli.private import UNFINISHED
 from prunecli.results.gates import ANY, COUNTS, SUMS, TEXT_SUMS, GateSums, Mode, OutputArrays
+from prunecli.running.batches import batch_cost
 from prunecli.running.encoding import (
     decoder_inputs,
     filling,
@@ -37,9 +38,11 @@ from prunecli.running.encoding import (
     require_tokens,
     window_length,
 )
-from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.runner import BatchCost, Runner
-from prunecli.text.batching import length_bucketed, marks_of, masked, pad
+from prunecli.running.examples import Batch as TokenBatch
+from prunecli.running.examples import Sequences, TokenExamples
+from prunecli.running.layerwise.runner import Layerwise, Runner
+from prunecli.running.runner import BatchCost
+from prunecli.text.batching import length_bucketed, marks_of, masked
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import Corpus, token_rows
 from prunecli.text.tokens import encode, language_id
@@ -48,7 +51,8 @@ Ids = Sequence[int]
 """Token ids of a sentence or window; arrays, because the whole text is in memory."""
 Encoded = Callable[[], Tensor]
 """Returns the encoder's output of a batch, `[batch, source tokens, d_model]`."""
-
+Made = Callable[[], TokenBatch]
+"""Makes the tensors of a batch anew for each pass: a group's batches may have millions of tokens."""
 
 DEFAULT: CollectOptions = CollectOptions()
 
@@ -127,37 +131,37 @@ class Translation:
         for language in dict.fromkeys(name for pair in self.pairs for name in pair):
             language_id(tokenizer, language)
 
-        def padded(rows: Sequence[Ids]) -> list[Tensor]:
-            """Ids and mask `[batch, tokens]`."""
-            return [tensor.to(runner.device) for tensor in pad(rows, padding_id(model, tokenizer))]
+        config, padding = model.config, padding_id(model, tokenizer)
+        shift = partial(decoder_inputs, model)
 
-        def run_encoder(sources: Sequence[Ids], _encoded: Encoded) -> Any:
-            ids, mask = padded(sources)
+        def run_encoder(batch: Made, _encoded: Encoded) -> Any:
+            inputs = batch().arguments(model)
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
             return model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
-        def decode(sources: Sequence[Ids], target: str, labels: Sequence[Ids], encoded: Encoded) -> None:
+        def decode(batch: Made, target: str, encoded: Encoded) -> None:
             """Run the decoder on the reference (teacher forcing), or translate with beam search."""
-            config = model.config
+            inputs = batch().arguments(model)
             if self.mode == "forced":
-                # Start token, then all labels but the last.
-                ids, labels_mask = padded([[int(config.decoder_start_token_id), *row[:-1]] for row in labels])
                 # The output layer's product is left out: routing does not need it.
                 model.get_decoder()(
-                    input_ids=ids,
-                    attention_mask=labels_mask,
+                    input_ids=inputs["decoder_input_ids"],
+                    attention_mask=inputs["decoder_attention_mask"],
                     encoder_hidden_states=encoded(),
-                    encoder_attention_mask=padded(sources)[1],
+                    encoder_attention_mask=inputs["attention_mask"],
                     use_cache=False,
                 )
                 return
             from transformers.modeling_outputs import MoEModelOutput
 
+            real = zip(inputs["input_ids"], inputs["attention_mask"].bool(), strict=True)
+            sources = [ids[mask].tolist() for ids, mask in real]
             longest = [length_limit(len(row), config.max_position_embeddings) for row in sources]
             with observer.searching(model, torch.tensor(longest, device=runner.device)):
                 generate(
                     model,
                     sources,
-                    padding_id(model, tokenizer),
+                    padding,
                     self.options.beam,
                     max(longest),
                     # generate changes this object: a new one for each target
@@ -165,16 +169,38 @@ class Translation:
                     forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
                 )
 
+        def ids_of(language: str, as_target: bool) -> Sequences:
+            found = encode(
+                tokenizer,
+                self.text.sentences[language],
+                language,
+                as_target=as_target,
+                max_length=config.max_position_embeddings - 1,
+                vocabulary=config.vocab_size,
+            )
+            return Sequences(found)
+
         def batches() -> Iterator[Batch]:
-            for source, sources, targets in self._rows(model.config, tokenizer):
-                passes: dict[Side, Any] = {
-                    "encoder": [(pair_name(source, ANY), partial(run_encoder, sources))],
-                    "decoder": [
-                        (pair_name(source, target), partial(decode, sources, target, labels))
-                        for target, labels in targets.items()
-                    ],
-                }
-                yield Batch(len(sources) * len(targets), passes, partial(_translation_cost, sources, targets))
+            labels: dict[str, Sequences] = {}  # which several sources share
+            for source in dict.fromkeys(pair[0] for pair in self.pairs):
+                sources, examples = ids_of(source, False), dict[str, TokenExamples]()
+                for target in (target for name, target in self.pairs if name == source):
+                    if target not in labels:
+                        labels[target] = ids_of(target, True)
+                    examples[target] = TokenExamples(sources, labels[target], padding, shift=shift)
+                of_targets = zip(*(own.lengths for own in examples.values()), strict=True)
+                lengths = [(own[0][0], max(length for _, length in own)) for own in of_targets]
+                for rows in length_bucketed(lengths, self.options.batch_tokens):
+                    made = {target: partial(own.batch, rows) for target, own in examples.items()}
+                    every = [*made.values()]
+                    passes: dict[Side, Any] = {
+                        "encoder": [(pair_name(source, ANY), partial(run_encoder, every[0]))],
+                        "decoder": [
+                            (pair_name(source, target), partial(decode, batch, target))
+                            for target, batch in made.items()
+                        ],
+                    }
+                    yield Batch(len(rows) * len(every), passes, partial(_translation_cost, every))
 
         return Work(
             observer,
@@ -184,49 +210,27 @@ class Translation:
             batches(),
         )
 
-    def _rows(self, config: Any, tokenizer: Any) -> Iterator[tuple[str, list[Ids], dict[str, list[Ids]]]]:
-        """Source, ids of its sentences, and ids of the same sentences in each target, batch by batch."""
-        rows: dict[str, list[Ids]] = {}  # as targets, which several sources share
 
-        def ids_of(language: str, as_target: bool) -> list[Ids]:
-            found = encode(
-                tokenizer,
-                self.text.sentences[language],
-                language,
-                as_target=as_target,
-                max_length=config.max_position_embeddings - 1,
-                vocabulary=config.vocab_size,
-            )
-            return [array("i", ids) for ids in found]
+def _translation_cost(batches: Sequence[Made], runner: Layerwise) -> BatchCost:
+    """Memory of batches of the same sources: while the encoder runs; its output and the states while the decoder runs.
 
-        for source in dict.fromkeys(pair[0] for pair in self.pairs):
-            sources = ids_of(source, False)
-            targets = [target for name, target in self.pairs if name == source]
-            rows |= {target: ids_of(target, True) for target in targets if target not in rows}
-            lengths = [
-                (len(ids), max(len(rows[target][row]) for target in targets))
-                for row, ids in enumerate(sources)
-            ]
-            for batch in length_bucketed(lengths, self.options.batch_tokens):
-                labels = {target: [rows[target][row] for row in batch] for target in targets}
-                yield source, [sources[row] for row in batch], labels
+    Args:
+        batches: one for each target.
+    """
+    shape = runner.shape
+    source, *targets = masks = [
+        batches[0]().inputs["attention_mask"],
+        *(batch().inputs["decoder_attention_mask"] for batch in batches),
+    ]
 
+    def states(mask: Tensor) -> int:
+        return shape.state_bytes(mask.numel(), int(mask.sum()))
 
-def _translation_cost(
-    sources: Sequence[Ids], targets: Mapping[str, Sequence[Ids]], runner: Layerwise
-) -> BatchCost:
-    """Memory of a batch: the states while the encoder runs; its output and the states while the decoder runs."""
-    shape, sentences = runner.shape, len(sources)
-
-    def states(rows: Sequence[Ids]) -> int:
-        return shape.state_bytes(sentences * max(map(len, rows)), sum(map(len, rows)))
-
-    lengths = [max(map(len, rows)) for rows in (sources, *targets.values())]
-    keys = lengths[0]
+    sentences, keys = source.shape
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
-        max(shape.activation_bytes(sentences, length, keys) for length in lengths),
-        (states(sources) + output, output + sum(map(states, targets.values()))),
+        max(shape.activation_bytes(sentences, mask.shape[1], keys) for mask in masks),
+        (states(source) + output, output + sum(map(states, targets))),
     )
 
 
@@ -262,7 +266,7 @@ class Texts:
             UsageError: the model has fewer positions than the context.
             DataError: a text without tokens, or a chat that the tokenizer cannot take.
         """
-        model, device = runner.model, runner.device
+        model = runner.model
         restores = bool(model.config.is_encoder_decoder)
         require_task(model, "translation" if restores else "lm")
         marks = marks_of(tokenizer) if restores else None
@@ -274,35 +278,30 @@ class Texts:
             corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens, vocabulary)
             for corpus in self.corpora
         }
-        padding, equal = filling(model, tokenizer)
         observer = StockObserver(layers, self.outputs)
 
-        def read(name: str, rows: Sequence[Ids], _encoded: Encoded) -> None:
-            observer.text = name
-            if marks is None:
-                ids, mask = pad(rows, padding)
-                given = None if bool(mask.all()) else mask.to(device)
-                with observer.reading(given):
-                    model.base_model(input_ids=ids.to(device), attention_mask=given, use_cache=False)
-                return
-            inputs, targets = zip(*(masked(row, marks) for row in rows), strict=True)
-            (ids, mask), (labels, labels_mask) = (
-                [tensor.to(device) for tensor in pad(rows, padding)] for rows in (inputs, targets)
-            )
-            with observer.reading(labels_mask, mask):
-                model.base_model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    decoder_input_ids=decoder_inputs(model, labels),
-                    use_cache=False,
-                )
+        def examples(own: Sequence[Ids]) -> TokenExamples:
+            rows = [(row, row) if marks is None else masked(row, marks) for row in own]
+            inputs, labels = map(Sequences, zip(*rows, strict=True))
+            shift = None if marks is None else partial(decoder_inputs, model)
+            return TokenExamples(inputs, labels, *filling(model, tokenizer), shift=shift)
+
+        def read(name: str, batch: Made, _encoded: Encoded) -> None:
+            made = batch()
+            mask = made.inputs["attention_mask"]
+            observer.begin(name, encoder=mask, decoder=made.inputs.get("decoder_attention_mask", mask))
+            model.base_model(**made.arguments(model.base_model))
+
+        def cost(batch: Made, runner: Layerwise) -> BatchCost:
+            return batch_cost(runner, batch(), headless=True)
 
         def batches() -> Iterator[Batch]:
             for name, own in windows.items():
-                for numbers in length_bucketed([*map(len, own)], self.options.batch_tokens, equal=equal):
-                    rows = [own[number] for number in numbers]
-                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, rows))]}
-                    yield Batch(sum(map(len, rows)), passes, partial(_window_cost, len(rows), len(rows[0])))
+                found, lengths = examples(own), [*map(len, own)]
+                for rows in length_bucketed(lengths, self.options.batch_tokens, equal=found.equal):
+                    batch = partial(found.batch, rows)
+                    passes: dict[Side, Any] = {"decoder": [(name, partial(read, name, batch))]}
+                    yield Batch(sum(lengths[row] for row in rows), passes, partial(cost, batch))
 
         return Work(
             observer,
@@ -311,12 +310,6 @@ class Texts:
             "tokens",
             batches(),
         )
-
-
-def _window_cost(count: int, longest: int, runner: Layerwise) -> BatchCost:
-    """Memory of a batch of windows."""
-    states = runner.shape.state_bytes(count * longest, count * longest)
-    return BatchCost(runner.shape.activation_bytes(count, longest, longest), (states,))
 
 
 def text_windows(
@@ -482,17 +475,14 @@ class StockObserver(Summing):
         layers: see `Summing`.
         outputs: sums of outputs, which passes add to: (text, layer's name) -> `[original experts, width]` float64. If
             None, outputs are not summed.
-
-    Attributes:
-        text: name of the text that the next pass reads.
     """
 
     names = TEXT_SUMS
 
     def __init__(self, layers: Sequence[SparseLayer], outputs: OutputArrays | None = None) -> None:
         super().__init__(layers)
-        self.text, self._outputs = "", outputs
-        self._real: dict[Side, Tensor] = {}
+        self._outputs = outputs
+        self.begin()
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -513,22 +503,14 @@ class StockObserver(Summing):
                 module.observer = partial(self._observe, index)
             yield
 
-    @contextmanager
-    def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
-        """While the block runs a pass, count only the tokens that are 1 in the masks `[batch, seq]`.
+    def begin(self, text: str = "", **masks: Tensor) -> None:
+        """Prepare for a pass that reads a text.
 
         Args:
-            mask: tokens of the decoder. If None, all count.
-            encoder_mask: tokens of the encoder. If None, all count.
+            masks: side -> `[batch, seq]`, 1 for the tokens that count. Without a mask all tokens of a side count.
         """
-        masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
-        for side, found in masks.items():
-            if found is not None and not bool(found.all()):
-                self._real[side] = found.reshape(-1).bool()
-        try:
-            yield
-        finally:
-            self._real.clear()
+        self._text = text
+        self._real = {side: mask.reshape(-1).bool() for side, mask in masks.items() if not mask.all()}
 
     def _observe(self, index: int, use: ExpertUse) -> None:
         experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
@@ -543,7 +525,7 @@ class StockObserver(Summing):
                 raise UnsupportedModelError(
                     f"{layer.name}: experts of this kind hand out no outputs", "Leave `mean_outputs` out."
                 )
-            found, key = use.sums(mask).numpy(), (self.text, layer.name)
+            found, key = use.sums(mask).numpy(), (self._text, layer.name)
             if key not in self._outputs:
                 self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
             self._outputs[key][np.asarray(layer.experts)] += found

@@ -36,9 +36,9 @@ from prunecli.modules.machine import free_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours, undisturbed
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import Entry, GateModel, GateStatistics, GateSums, outputs_path, write_outputs
-from prunecli.running.layerwise.runner import RunReport, make_runner
+from prunecli.running.layerwise.runner import Run, Runner, RunReport, make_runner
 from prunecli.running.layerwise.states import Snapshots, own_header
-from prunecli.running.runner import Advance, Observer, Run, Runner, ignored
+from prunecli.running.runner import Advance, Observer, ignored
 from prunecli.tensors.hub.names import origin
 from prunecli.tensors.json_files import lenient, read_json
 from prunecli.tensors.quantities import bytes_text
@@ -130,7 +130,7 @@ def collect_gates(
         if where.type == "cuda" and where.index is None:  # in other threads "cuda" is the first GPU
             where = torch.device("cuda", torch.cuda.current_device())
         devices = replace(devices, first=where)
-        key = {"format": 2, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
+        key = {"format": 3, "model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
         # Sums of outputs are too large to be written now and then: such a run is not resumed.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
@@ -159,14 +159,12 @@ def collect_gates(
     if state.batches and path is not None:
         say(f"Resuming from {partial_path(path)}: {state.batches} batches are done.")
     with partial_run.kept():
-        report = None if memory is None else RunReport()
         runner = make_runner(
             checkpoint,
             devices,
             kind,
             memory,
             spill_directory,
-            report,
             load=load,
             output=False,
             process_group=process_group,
@@ -176,6 +174,7 @@ def collect_gates(
         statistics = score(
             runner, checkpoint, tokenizer, material, state=state, save=partial_run.save, progress=progress
         )
+    report = runner.report
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     split = choice.split_read if isinstance(choice, TextChoice) else None
@@ -314,8 +313,7 @@ def score(
             ):
                 if run.restored is not None:
                     encoded = run.restored["encoded"]
-                    for entry, tensors in run.restored["sums"].items():
-                        sums[entry] = GateSums({name: own.numpy() for name, own in tensors.items()})
+                    sums |= STATE.validate_json(run.restored["sums"]).sums
                 for side in group.batches[0].passes:
                     _run(run, side, mine, work.observer, runner.process_group, sums, encoded, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
@@ -386,10 +384,7 @@ def _run(
         return run.fetch(encoded[number])
 
     def keeping() -> dict[str, Any]:
-        stored = {
-            entry: {name: torch.from_numpy(own) for name, own in held.items()} for entry, held in sums.items()
-        }
-        return {"encoded": encoded, "sums": stored}
+        return {"encoded": encoded, "sums": STATE.dump_json(State(sums=sums)).decode()}
 
     run.forward(
         [partial(forward, partial(fetch, number)) for number, _, forward in passes],

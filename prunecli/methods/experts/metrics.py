@@ -24,7 +24,7 @@ import numpy as np
 
 from prunecli.errors import CheckpointError, StatisticsError, UsageError
 from prunecli.methods.options import ExpertOptions, Granularity
-from prunecli.model.axes import Axis, axis_name
+from prunecli.model.axes import axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.sparse_layer import SparseLayer, parts_of
@@ -216,36 +216,16 @@ class Measured:
     """The part of statistics that experts are chosen by.
 
     Attributes:
-        statistics: the statistics, which may hold more languages or texts.
         sums: sums of this part.
         texts: names of the languages or texts.
         alone: language or text, if there are several -> its own sums, and the side where they count (None: both).
         granularity: granularity of the sums of languages. None for texts.
     """
 
-    statistics: GateStatistics
     sums: GateSums
     texts: Sequence[str]
     alone: Mapping[str, tuple[GateSums, str | None]]
     granularity: Granularity | None = None
-
-    @property
-    def tokens(self) -> dict[str, int]:
-        """Name of an axis -> number of routed tokens; empty for published ratios, which do not say it."""
-        if self.statistics.mode == "published":
-            return {}
-        names = (axis.name for axis in self.statistics.axes)
-        return dict(zip(names, self.sums.tokens.tolist(), strict=True))
-
-    def few(self, axes: Sequence[Axis], min_tokens: int) -> dict[str, tuple[int, ...]]:
-        """Layer's name -> experts that it holds and that received fewer than `min_tokens` tokens of the texts."""
-        routed = dict(zip(self.statistics.layers, self.sums.get("routed", ()), strict=False))
-        return {
-            axis.module: rare
-            for axis in axes
-            if axis.module in routed
-            and (rare := tuple(expert for expert in axis.ids if routed[axis.module][expert] < min_tokens))
-        }
 
 
 def measure_languages(
@@ -285,7 +265,7 @@ def measure_languages(
         if 1 < len(one) <= MOST_ALONE
     }
     sums = aggregate(statistics, granularity, sources, targets)
-    return Measured(statistics, sums, texts, alone, granularity)
+    return Measured(sums, texts, alone, granularity)
 
 
 def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
@@ -302,7 +282,7 @@ def measure_texts(statistics: GateStatistics, texts: Sequence[str]) -> Measured:
             )
     names = sorted(set(texts or statistics.entries))
     alone = {name: (statistics.entries[name], None) for name in names if 1 < len(names) <= MOST_ALONE}
-    return Measured(statistics, statistics.combined(names), names, alone)
+    return Measured(statistics.combined(names), names, alone)
 
 
 def read_all(
@@ -427,7 +407,7 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
         step = REMOTE_ELEMENTS if reader.is_remote else BLOCK_ELEMENTS
         for start in range(first, first + values, step):
             raw = np.empty(min(step, first + values - start), numpy_dtype(dtype))
-            reader.read_range(name, start * size, start * size + raw.nbytes, raw.view(np.uint8).data)
+            reader.read_range(name, start * size, raw.view(np.uint8).data)
             block = np.abs(raw.astype(np.float64))
             absolute += float(block.sum())
             square += float(np.square(block, out=block).sum())

@@ -36,11 +36,6 @@ def of_language_model(checkpoint: Checkpoint) -> bool:
     return checkpoint.runs_stock
 
 
-def default_ratio(checkpoint: Checkpoint) -> float:
-    """Fraction of the experts that goes where no amount is given."""
-    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else ExpertOptions.DEFAULT_RATIO
-
-
 def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLayer, ...]:
     """The layers that experts are chosen in, with the experts per token of the result.
 
@@ -71,7 +66,7 @@ def layers_of(checkpoint: Checkpoint, options: ExpertOptions) -> tuple[SparseLay
 
 
 def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Budget:
-    """The budget of the options; with `fit`, its ratio is the default one.
+    """The budget of the options, but for `fit`.
 
     Args:
         layers: see `layers_of`.
@@ -89,8 +84,9 @@ def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[
     if balance is None and not of_language_model(checkpoint):
         balance = default_balance(layer.original_experts for layer in layers)
     groups = layers[0].groups.count
+    default = DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else options.DEFAULT_RATIO
     return Budget(
-        default_ratio(checkpoint) if options.ratio is None and options.count is None else options.ratio,
+        options.ratio if options.has_amount else default,
         options.count,
         options.experts_per_layer,
         SCOPES[options.strategy],

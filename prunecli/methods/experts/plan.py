@@ -25,7 +25,6 @@ from prunecli.methods.experts.metrics import (
 from prunecli.methods.experts.options import (
     balance_text,
     check_kind,
-    default_ratio,
     layers_of,
     of_language_model,
     request_of,
@@ -96,13 +95,12 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
                 alone[f"{source}-{target}"] = read_experts(path, axes, (source,), (target,))
         origin = Origin(texts=tuple(map("-".join, pairs)))
         made = selection_of(
-            options.COMMAND,
+            options,
             checkpoint,
             axes,
             decision_of(axes, named, alone=alone, how=f"named in {path.name}", origin=origin),
             options.recorded(),
             [path, *_files_of_constants(options)],
-            dtype=options.dtype,
             reasons=[f"Experts by {path}{_languages(options)}."],
         )
     counts = {"before": held_in(axes), "after": sum(map(len, made.kept.values()))}
@@ -119,7 +117,7 @@ def _by_metric(
 ) -> Selection:
     """The experts with the highest values."""
     budget, fit = request_of(checkpoint, options, layers), None
-    ratio = options.ratio if options.has_amount else default_ratio(checkpoint)
+    ratio = budget.ratio
     if options.fit is not None:
         load = usual_load(checkpoint, **options.load)
         found = smallest_ratio(checkpoint, options.fit, load, budget, dtype=options.dtype)
@@ -137,7 +135,7 @@ def _by_metric(
     )
     balance = balance_text(budget.balance) if has_balance and budget.balance else None
     note = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
-    measured, reasons, notes = None, list[str](), dict[str, Any]()
+    measured, reasons, notes, few = None, list[str](), dict[str, Any](), dict[str, tuple[int, ...]]()
     if options.metric == RANDOM:
         ranking = drawn(axes, options.seed, note)
     elif options.metric == AIMER:
@@ -173,6 +171,11 @@ def _by_metric(
         many = (f"{len(measured.texts):,} pairs or texts",)
         texts = tuple(measured.texts) if len(measured.texts) <= MOST_ALONE else many
         sides = {axis.name: axis.side for axis in axes}
+        layer_tokens = zip(statistics.axes, measured.sums.tokens.tolist(), strict=True)
+        for layer, counts in zip(statistics.layers, measured.sums.get("routed", ()), strict=False):
+            held = (axis.ids for axis in axes if axis.module == layer)
+            if rare := tuple(expert for ids in held for expert in ids if counts[expert] < options.min_tokens):
+                few[layer] = rare
         ranking = Ranking(
             values,
             metric,
@@ -180,7 +183,7 @@ def _by_metric(
             note=note,
             files=options.files,
             origin=Origin(texts=texts, split=statistics.split),
-            tokens=measured.tokens,
+            tokens={} if budget.released else {axis.name: count for axis, count in layer_tokens},
             mixed=statistics.mixed,
             alone={
                 name: {axis: own for axis, own in values_of(sums).items() if side in (None, sides[axis])}
@@ -201,7 +204,6 @@ def _by_metric(
     }
     ranking = replace(ranking, files=ranking.files or _files_of_constants(options))
     made = plan(checkpoint, options, axes, budget, ranking, arguments, reasons=reasons, notes=notes)
-    few = {} if measured is None else measured.few(axes, options.min_tokens)
     warning = scarcity_warning(few, made.kept, held_in(axes), options.min_tokens)
     # Under a global threshold the statistics say how many experts each layer keeps.
     if warning is None and budget.scope != "model":

@@ -1,7 +1,6 @@
 """Score the heads of a checkpoint on text, by gradients (1905.10650, 4.1) or by masks (3.2, 3.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -29,7 +28,6 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.unit_scores import Method, Reported, Scores, scores_of
 from prunecli.running.batches import batch_vectors, example_losses, require_finite, task_batches
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import RunReport
 from prunecli.tensors.transaction import refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of
 from prunecli.text.parallel import ParallelText, pair_name
@@ -81,7 +79,7 @@ def score_heads(
     selecting = choice.selecting(task, options.select_data, options.select_split)
     selected = None if selecting is None else selecting.read(task, say)
     metric = chosen_metric(task, options.measure)
-    is_gradient, run = options.metric == "gradient", RunReport()
+    is_gradient = options.metric == "gradient"
     runner, dtype = runner_of(
         checkpoint,
         options,
@@ -90,7 +88,6 @@ def score_heads(
         load=None if is_gradient else options.decoding.load,
         gradients=is_gradient,
         by_layer="--memory" if is_gradient else "",
-        report=run,
     )
     fields = {
         "kind": "head",
@@ -105,8 +102,8 @@ def score_heads(
         )["head"]
     else:
         fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
-    if options.memory is not None:
-        say(run.line(back=True))
+    if runner.report is not None:
+        say(runner.report.line(back=True))
     scores = scores_of(
         checkpoint,
         None if is_gradient else options.seed,
@@ -143,19 +140,8 @@ HeadMask = tuple[str, tuple[float, ...]]
 """Name of an attention, and xi_h (2.3) of each head that it holds: 0 removes it."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One batch, and how its outcomes are computed.
-
-    Attributes:
-        examples: the examples of the batch.
-        run: returns the outcome of each example with the model as it is at the time.
-        decodes: whether the decoder runs step by step, so that only the encoder can be shared.
-    """
-
-    examples: tuple[Example, ...]
-    run: Callable[[], list[Outcome]]
-    decodes: bool = False
+Measurement = tuple[tuple[Example, ...], Callable[[], list[Outcome]]]
+"""The examples of a batch; and what returns the outcome of each with the model as it is at the time."""
 
 
 def masks_of(layers: Sequence[AttentionLayer], method: Method) -> list[HeadMask]:
@@ -174,52 +160,54 @@ def measure_masked(
     measurements: Sequence[Measurement],
     masks: Sequence[HeadMask],
     progress: Progress = silent,
+    *,
+    decodes: bool = False,
 ) -> tuple[list[Example], list[list[Outcome]]]:
     """Run every measurement with the whole model and with each mask.
 
     Args:
         model: the model that `load_model` made of `checkpoint`.
+        decodes: whether the decoder runs step by step, so that only the encoder can be shared.
 
     Returns:
         The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
     """
     layers = checkpoint.layout.own_attentions
     found: dict[Example, tuple[Outcome, ...]] = {}
-    total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))
+    total = sum(len(own) for own, _ in measurements) * (1 + len(masks))
+    below = unchanged_below(model, checkpoint, decoder=not decodes)
+    needed = dict.fromkeys(name for masked_in, _ in masks for name in below[masked_in])
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
-        for measurement in measurements:
-            below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
-            needed = dict.fromkeys(name for masked_in, _ in masks for name in below[masked_in])
+        for own, run in measurements:
             with recording(model, needed) as kept:
-                runs = [measurement.run()]
-            advance(len(measurement.examples))
+                runs = [run()]
+            advance(len(own))
             for masked_in, values in masks:
                 shared = {name: kept[name] for name in below[masked_in]}
                 with replaying(model, shared), masked_heads(model, layers, {masked_in: torch.tensor(values)}):
-                    runs.append(measurement.run())
-                advance(len(measurement.examples))
-            found |= zip(measurement.examples, zip(*runs, strict=True), strict=True)
+                    runs.append(run())
+                advance(len(own))
+            found |= zip(own, zip(*runs, strict=True), strict=True)
     examples = sorted(found)
     return examples, [[found[example][run] for example in examples] for run in range(1 + len(masks))]
 
 
 def batch_measurements(
     model: Any,
-    batches: Mapping[str, Sequence[Batch]],
+    batches: Sequence[Batch],
     metric: EffectMetric,
     pooling: Pooling | None = None,
 ) -> list[Measurement]:
     """Measurements of batches by a metric that needs no search.
 
     Args:
-        batches: name of a text, for messages -> its batches.
         metric: `loss`: each example's mean token loss; `accuracy`: 1 if the model chooses its class, else 0;
             `cosine`: cosine of a text's vector with the vector of the first run, which is of the whole model.
         pooling: pooling of the vector of a text.
     """
     whole: dict[int, torch.Tensor] = {}
 
-    def run(batch: Batch, text: str) -> list[Outcome]:
+    def run(batch: Batch) -> list[Outcome]:
         if metric == "accuracy":
             logits = model(**batch.arguments(model)).logits
             found = (logits.argmax(dim=-1).cpu() == batch.labels).double()
@@ -228,14 +216,10 @@ def batch_measurements(
             found = functional.cosine_similarity(vectors, whole.setdefault(id(batch), vectors))
         else:
             found = example_losses(model, batch)
-            require_finite(found, batch, text)
+            require_finite(found, batch)
         return [*found.tolist()]
 
-    return [
-        Measurement(tuple((text, index) for index in batch.indices), partial(run, batch, text))
-        for text, of_text in batches.items()
-        for batch in of_text
-    ]
+    return [(tuple((batch.text, index) for index in batch.indices), partial(run, batch)) for batch in batches]
 
 
 def translation_measurements(
@@ -252,10 +236,7 @@ def translation_measurements(
         return [line.strip() for line in tokenizer.batch_decode(search(rows), skip_special_tokens=True)]
 
     name = pair_name(*pair)
-    return [
-        Measurement(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
-        for rows in batches
-    ]
+    return [(tuple((name, index) for index in rows), partial(run, rows)) for rows in batches]
 
 
 def ablation_fields(
@@ -296,7 +277,7 @@ def ablation_fields(
                 for pair in data.pairs
                 for one in translation_measurements(model, tokenizer, text, pair, options.decoding)
             ]
-            examples, outcomes = measure_masked(checkpoint, model, runs, masks, progress)
+            examples, outcomes = measure_masked(checkpoint, model, runs, masks, progress, decodes=True)
             lines = {pair_name(*pair): text.sentences[pair[1]] for pair in data.pairs}
             references = [lines[name][index] for name, index in examples]
             known = make_metrics(None)

@@ -8,7 +8,6 @@ map T is the least-squares solution of M T = M + D over the tokens of a text, an
 FFN's output layer: its output becomes M T, about what the removed layers would have returned.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +48,7 @@ from prunecli.running.batches import (
     token_losses,
 )
 from prunecli.running.examples import Batch, num_examples
-from prunecli.running.runner import Runner
+from prunecli.running.layerwise.runner import Runner
 from prunecli.selection.cut import Selection, cut
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy, given, take, values
@@ -111,37 +110,40 @@ def layer_scores(
         fields = {"per": "token", **observer.take()}
     else:
         model, layers, by_loss = runner.model, checkpoint.layout.layers, pooling is None
-        forward = partial(token_losses, model) if pooling is None else partial(batch_vectors, model, pooling)
+        vectors = pooling and partial(batch_vectors, model, pooling)
+        forward: Any = vectors or partial(token_losses, model)
         what = f"measuring {'the loss' if by_loss else 'the vectors'} without each layer"
-        found: dict[str, list[float]] = {}
+        count, sums = 0, [0.0] * len(layers)
         with torch.inference_mode(), progress(what, (len(layers) + 1) * total, "examples") as advance:
-
-            def run() -> Iterator[Any]:
-                """Yield the losses and their counts, or the vectors, of each batch."""
-                for batch in batches:
-                    yield forward(batch)
-                    advance(len(batch.indices))
-
-            whole, count = [*run()], total
-            if by_loss:
-                for batch, (losses, _) in zip(batches, whole, strict=True):
-                    require_finite(losses, batch)
-                count = max(sum(int(counts.sum()) for _, counts in whole), 1)
-            elif not all(vectors.isfinite().all() for vectors in whole):
-                raise DataError("a vector is not finite", "The weights are damaged, or overflow the type.")
-            for layer in layers:
-                value = 0.0
-                with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
-                    for made, before in zip(run(), whole, strict=True):
-                        if by_loss:
-                            value += float((made[0].double() - before[0].double()).sum())
-                        else:
-                            value += float(functional.cosine_similarity(made.double(), before.double()).sum())
-                # Without the layer no loss or vector may be finite: then it counts as the worst value.
-                worst = LARGEST if by_loss else -LARGEST
-                sane = value if abs(value) < LARGEST else worst
-                found.setdefault(axis_name(layer.side, "layer"), []).append(sane)
-        per, counts = "prediction" if by_loss else "example", dict.fromkeys(found, count)
+            for batch in batches:
+                examples, whole = len(batch.indices), forward(batch)
+                advance(examples)
+                if by_loss:
+                    require_finite(whole[0], batch)
+                    count += int(whole[1].sum())
+                elif not whole.isfinite().all():
+                    raise DataError(
+                        "a vector is not finite", "The weights are damaged, or overflow the type."
+                    )
+                for number, layer in enumerate(layers):
+                    with submodule(model, layer.name).register_forward_hook(hand_on, with_kwargs=True):
+                        made = forward(batch)
+                    if by_loss:
+                        changes = made[0].double() - whole[0].double()
+                    else:
+                        changes = functional.cosine_similarity(made.double(), whole.double())
+                    sums[number] += float(changes.sum())
+                    advance(examples)
+        # Without a layer no loss or vector may be finite: then it counts as the worst value.
+        worst = LARGEST if by_loss else -LARGEST
+        found: dict[str, list[float]] = {}
+        for layer, value in zip(layers, sums, strict=True):
+            own = found.setdefault(axis_name(layer.side, "layer"), [])
+            own.append(value if abs(value) < LARGEST else worst)
+        per, counts = (
+            "prediction" if by_loss else "example",
+            dict.fromkeys(found, max(count, 1) if by_loss else total),
+        )
         fields = {"per": per, "values": found, "counts": counts}
     return scores_of(
         checkpoint,
@@ -163,13 +165,7 @@ class StateObserver(TokenObserver):
     def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._is_cka = layout, metric == "cka"
         self._sums: dict[str, list[Any]] = {}
-        self._tokens: Counter[str] = Counter()
         self._states: list[Tensor] = []
-
-    def begin(self, batch: Batch, device: torch.device) -> None:
-        """Forget the states of a pass that broke off."""
-        self._states.clear()
-        super().begin(batch, device)
 
     def hooks(self, model: Any) -> Iterator[RemovableHandle]:
         """Watch the input of each layer, and the output of the last one of each stack."""
@@ -186,8 +182,8 @@ class StateObserver(TokenObserver):
             PruneError: they are not finite.
         """
         fields: dict[str, dict[str, Any]] = {"values": {}, "counts": {}, "distances": {}}
-        for side, sums in self._sums.items():
-            name, tokens = axis_name(side, "layer"), self._tokens[side]
+        for side, (*sums, tokens) in self._sums.items():
+            name = axis_name(side, "layer")
             values = _alignment(sums, tokens) if self._is_cka else np.diagonal(sums[0].cpu().numpy(), 1)
             if not np.isfinite(values).all():
                 raise PruneError(
@@ -218,14 +214,14 @@ class StateObserver(TokenObserver):
         if self._is_cka:  # X, X^T X, and X^T Y of neighbours
             own = torch.stack([one.double().T @ one.double() for one in states])
             crossed = torch.stack([one.double().T @ other.double() for one, other in pairwise(states)])
-            made = [states.sum(dim=1, dtype=torch.float64), own, crossed]
+            made: list[Any] = [states.sum(dim=1, dtype=torch.float64), own, crossed]
         else:
             units = functional.normalize(states, dim=-1)
             cosines = torch.einsum("itd,jtd->tij", units, units).double().clamp(-1, 1)
             made = [cosines.sum(dim=0), cosines.arccos().sum(dim=0)]
+        made.append(states.shape[1])
         before = self._sums.get(side, [0] * len(made))
         self._sums[side] = [old + new for old, new in zip(before, made, strict=True)]
-        self._tokens[side] += states.shape[1]
 
 
 def _alignment(sums: Sequence[Tensor], tokens: int) -> np.ndarray:
@@ -353,7 +349,10 @@ class GapObserver(TokenObserver):
         """Watch the output layer of the FFN, the layer around it, and the last removed layer."""
         for gap in self._gaps:
             output = submodule(model, gap.ffn.output)
-            yield output.register_forward_hook(partial(self._add_ffn, gap))
+            # A copy, since Falcon adds the attention's output in place.
+            yield output.register_forward_hook(
+                lambda *given, gap=gap: setattr(gap, "made", given[-1].clone())
+            )
             layer, last = (submodule(model, name) for name in gap.ends)
             yield layer.register_forward_hook(partial(self._add_before, gap, output), with_kwargs=True)
             yield last.register_forward_hook(partial(self._add_after, gap))
@@ -373,9 +372,6 @@ class GapObserver(TokenObserver):
         """Return the states of real tokens, `[tokens, width]` float64."""
         return super().real(states).double()
 
-    def _add_ffn(self, gap: Gap, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        gap.made = output.clone()  # Falcon adds the attention's output in place
-
     def _add_before(
         self,
         gap: Gap,
@@ -392,11 +388,9 @@ class GapObserver(TokenObserver):
             return
         # The layer runs once more with 2 M: its output must move by a multiple of M.
         made, self._is_checking = gap.made, True
-        try:
-            with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
-                moved = self.real(states_of(layer(*arguments, **options)) - states)
-        finally:
-            self._is_checking, gap.made = False, made
+        with output_layer.register_forward_hook(lambda _module, _inputs, once: 2 * once):
+            moved = self.real(states_of(layer(*arguments, **options)) - states)
+        self._is_checking, gap.made = False, made
         own = self.real(made)
         scale = ((own * moved).sum(dim=1) / own.square().sum(dim=1)).median()
         rounding = torch.finfo(states.dtype).eps * self.real(states).norm(dim=1)

@@ -414,7 +414,7 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
             else:  # config.json does not ask for this tensor, or no head is left
                 continue
             dtype = checkpoint.info(sources[0]).dtype
-            made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression, name), expression))
+            made[sources[0]].append(Output(name, dtype, shape_of(checkpoint, expression), expression))
     gone = {name for names in own.values() for name in names}
     structure = _structure(checkpoint, plan)
     result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
@@ -496,7 +496,7 @@ def ffn_tensor(
         together = [[part] for part in held] if group.init == "concat" else [held]
         parts += [weighted_sum(summed, weight) for summed in together]
         if group.width > group.init_width:
-            shape = list(shape_of(checkpoint, parts[-1], name))
+            shape = list(shape_of(checkpoint, parts[-1]))
             shape[axis] = group.width - group.init_width
             if is_last or len(shape) == 1:
                 parts.append(zeros(tuple(shape)))

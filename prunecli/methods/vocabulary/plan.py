@@ -182,7 +182,7 @@ def select_tokens(
     )
     often = "" if options.min_count == 1 else f" {options.min_count} times or more"
     return selection_of(
-        "trim-vocabulary",
+        options,
         checkpoint,
         axes_of(checkpoint, "token"),
         Decision(
@@ -206,7 +206,6 @@ def select_tokens(
             "min_count": options.min_count,
             **options.recorded(),
         },
-        dtype=options.dtype,
         notes={
             "vocabulary": {
                 "before": size,

@@ -37,55 +37,43 @@ MIN_STATES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a memory is used.
-
-    Attributes:
-        buffers: blocks of weights held at a time.
-        states: bytes left for the batches' states.
-    """
-
-    buffers: int
-    states: int
-
-
-@dataclass(frozen=True)
 class Demand:
-    """Bytes that a run needs.
+    """Bytes that a run needs beside its batches.
 
     Attributes:
         process: before any weight is read: Python, torch, the tokenizer; on a GPU CUDA's context.
         resident: weights outside of the layers.
         block: the largest layer (without experts) or expert.
-        activations: of the largest batch in one layer.
     """
 
     process: int
     resident: int
     block: int
-    activations: int
 
-    @property
-    def smallest(self) -> int:
+    def smallest(self, activations: int) -> int:
         """Smallest memory that `plan` accepts, in bytes."""
-        fixed = self.process + self.resident + self.activations + WORKSPACE
+        fixed = self.process + self.resident + activations + WORKSPACE
         return fixed + MIN_BUFFERS * self.block + MIN_STATES
 
-    def plan(self, memory: int) -> Plan:
-        """Use `memory` bytes.
+    def plan(self, memory: int, activations: int) -> tuple[int, int]:
+        """Blocks of weights that `memory` holds at a time, and bytes left for the batches' states.
+
+        Args:
+            activations: bytes of the largest batch in one layer.
 
         Raises:
             UsageError: too few; it names the smallest that will do.
         """
+        smallest = self.smallest(activations)
         for more in range(BUFFERS - MIN_BUFFERS, -1, -1):
-            left = memory - self.smallest - more * self.block
+            left = memory - smallest - more * self.block
             if left >= 0:
-                return Plan(MIN_BUFFERS + more, MIN_STATES + left)
+                return MIN_BUFFERS + more, MIN_STATES + left
         raise UsageError(
             f"`memory={size_text(memory)}` is too little: the smallest that works is "
-            f"{size_text(self.smallest + SPREAD)} (process or CUDA context {size_text(self.process)}, "
+            f"{size_text(smallest + SPREAD)} (process or CUDA context {size_text(self.process)}, "
             f"weights outside of the layers {size_text(self.resident)}, "
-            f"{MIN_BUFFERS} x {size_text(self.block)} for layers, {size_text(self.activations)} for a batch)",
+            f"{MIN_BUFFERS} x {size_text(self.block)} for layers, {size_text(activations)} for a batch)",
             "Give more, or shorter texts in smaller batches, or compute in bfloat16.",
         )
 

@@ -1,7 +1,5 @@
 """Weights read, and decoded, ahead by threads of their own into buffers that are used again and again."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterator

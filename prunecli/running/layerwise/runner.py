@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -29,19 +29,11 @@ from prunecli.modules.machine import (
     spill_directory,
 )
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.running.layerwise.budget import Demand, Plan, shape_of
+from prunecli.running.layerwise.budget import Demand, shape_of
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import Snapshots, StateStore
-from prunecli.running.runner import (
-    Advance,
-    BatchCost,
-    Group,
-    InMemory,
-    Runner,
-    chunks,
-    ignored,
-)
+from prunecli.running.runner import Advance, BatchCost, Group, InMemory, chunks, ignored
 from prunecli.tensors.quantities import bytes_text, size_text
 
 B = TypeVar("B")
@@ -83,43 +75,6 @@ class RunReport:
         )
 
 
-@dataclass(frozen=True)
-class Room:
-    """Memory and disk of each process; the same for all processes, so that all cut the same groups.
-
-    Attributes:
-        memory: bytes, of a process on a CPU, of the device else.
-        host: bytes of the host for states; None: what the plan leaves of `memory`.
-        disk: bytes for states beyond that.
-        demand: without activations.
-    """
-
-    memory: int
-    host: int | None
-    disk: int
-    demand: Demand
-
-    def plan(self, activations: int) -> Plan:
-        """How the memory is used if a batch's activations take this number of bytes.
-
-        Raises:
-            UsageError: the memory is too small; the error names the smallest that works.
-        """
-        return replace(self.demand, activations=activations).plan(self.memory)
-
-    def in_memory(self, plan: Plan) -> int:
-        """Bytes of states that may be held in memory."""
-        return plan.states if self.host is None else self.host
-
-    def for_states(self, cost: BatchCost) -> int:
-        """Bytes of states that find room while batches of this cost run.
-
-        Raises:
-            UsageError: as `plan`.
-        """
-        return self.in_memory(self.plan(cost.activations)) + self.disk
-
-
 class Layerwise:
     """Runs a checkpoint whose layers' weights stay on disk.
 
@@ -128,7 +83,6 @@ class Layerwise:
         device, dtype: device and type to compute with.
         memory: bytes that each process may use: of the whole process on a CPU, of the device else.
         directory: for the states that find no room in memory; None: the system's folder for temporary files.
-        report: is kept up to date.
         output: as of `make_model`.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
@@ -138,10 +92,12 @@ class Layerwise:
         skeleton: the same, with its layers.
         shape: its sizes.
         has_position_bias: whether its layers hand a bias of the attention weights on.
+        report: costs of all groups so far.
 
     Raises:
         UnsupportedModelError: its class says nothing.
         CheckpointError: a tensor is missing, unexpected or misshapen.
+        OutputError: no such spill directory.
     """
 
     layerwise = True
@@ -153,7 +109,6 @@ class Layerwise:
         dtype: torch.dtype,
         memory: int,
         directory: Path | None = None,
-        report: RunReport | None = None,
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
@@ -171,42 +126,24 @@ class Layerwise:
         self.process_group = process_group
         self._checkpoint, self._snapshots = checkpoint, snapshots
         self._memory, self._directory = memory, directory
-        self._report = report or RunReport()
+        self.report = RunReport()
         self._on_cpu, self._filled = device.type == "cpu", False
-        self._room: Room | None = None
-        # Before any weight is read.
-        self._process_bytes = resident_now() if self._on_cpu else CONTEXT_BYTES
+        with process_group.in_step():
+            mine = (
+                resident_now() if self._on_cpu else CONTEXT_BYTES,  # before any weight is read
+                disk_room(directory) // neighbours("cpu"),
+                available_memory() // 2 // neighbours("cpu"),
+                memory,
+            )
+        process, disk, host, least = zip(*process_group.all_gather(mine), strict=True)
+        # Of the process that has least, so that all cut the same groups; on a CPU, the memory is for states too.
+        self._least, self._disk = min(least), int(min(disk))
+        self._host: int | None = None if self._on_cpu else min(host)
+        self._demand = Demand(max(process), self.skeleton.resident_bytes, self.skeleton.widest_bytes)
 
     def steps(self, passes: Mapping[Side, int]) -> int:
         """Number of times that passes go through a layer, given the number of passes of each stack."""
         return sum(passes.get(stage.side, 0) for stage in self.skeleton.stages)
-
-    @property
-    def room(self) -> Room:
-        """Smallest memory and disk of all processes, computed once.
-
-        Raises:
-            OutputError: no such spill directory.
-        """
-        # Not a cached_property: before Python 3.12 its lock is held while others are waited for.
-        if self._room is not None:
-            return self._room
-        with self.process_group.in_step():
-            mine = (
-                self._process_bytes,
-                disk_room(self._directory) // neighbours("cpu"),
-                available_memory() // 2 // neighbours("cpu"),
-                self._memory,
-            )
-        process, disk, host, memory = zip(*self.process_group.all_gather(mine), strict=True)
-        skeleton = self.skeleton
-        self._room = Room(
-            memory=min(memory),
-            host=None if self._on_cpu else min(host),
-            disk=min(disk),
-            demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
-        )
-        return self._room
 
     def groups(
         self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
@@ -230,16 +167,16 @@ class Layerwise:
 
         In a group each process has the same number of batches; only the last group may have fewer for some.
         """
-        room, together, held = self.room, list[B](), BatchCost(largest, ())
+        together, held = list[B](), BatchCost(largest)
         for more in chunks(batches, self.process_group.world_size):
             wider = _both(held, more)
             if together and (
-                max(wider.states) > room.for_states(wider) if begun is None else len(together) == begun
+                max(wider.states) > self._for_states(wider) if begun is None else len(together) == begun
             ):
                 yield Group(start, together, held)
                 start, together, begun = start + len(together), [], None
-                wider = _both(BatchCost(largest, ()), more)
-            if not together and max(wider.states) > room.for_states(wider):
+                wider = _both(BatchCost(largest), more)
+            if not together and max(wider.states) > self._for_states(wider):
                 raise OutputError(
                     f"{spill_directory(self._directory)}: no room for the states of one batch "
                     f"({size_text(max(wider.states))})",
@@ -250,6 +187,15 @@ class Layerwise:
         if together:
             yield Group(start, together, held)
 
+    def _for_states(self, cost: BatchCost) -> int:
+        """Bytes of states that find room, in memory and on the disk, while batches of this cost run.
+
+        Raises:
+            UsageError: the memory is too small; the error names the smallest that works.
+        """
+        _, left = self._demand.plan(self._least, cost.activations)
+        return (left if self._host is None else self._host) + self._disk
+
     @contextmanager
     def running(self, group: Group[B], advance: Advance = ignored) -> Iterator[LayerwiseRun]:
         """Within the block, the group runs; frees memory, file and threads after the block, whatever happens.
@@ -258,18 +204,18 @@ class Layerwise:
             CheckpointError: weights that cannot be read.
             OutputError: no room for the states.
         """
-        start, report = time.monotonic(), self._report
+        start, report = time.monotonic(), self.report
         if not self._filled:
             fill_resident(self.skeleton, self._checkpoint)
             report.bytes_read += sum(
                 self._checkpoint.stored_bytes(place.name) for place in self.skeleton.resident
             )
             self._filled = True
-        plan = self.room.plan(group.cost.activations)
+        buffers, left = self._demand.plan(self._least, group.cost.activations)
         wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
-        spare = plan.states - wanted
+        spare = left - wanted
         ahead = min(MOST_AHEAD, max(0, min(spare - ROOMY, AHEAD)) // self.skeleton.widest_bytes)
-        memory, where = min(self.room.in_memory(plan), wanted), torch.device("cpu")
+        memory, where = min(left if self._host is None else self._host, wanted), torch.device("cpu")
         if spare >= ROOMY and not self._on_cpu:  # all states find room on the GPU
             memory, where = wanted, self.device
         with (
@@ -277,7 +223,7 @@ class Layerwise:
             StateStore(memory, self._directory, where) as states,
             Reader(
                 self._checkpoint,
-                plan.buffers + ahead,
+                buffers + ahead,
                 self.skeleton.widest_bytes,
                 self.device,
             ) as reader,
@@ -291,13 +237,17 @@ class Layerwise:
                 report.seconds += time.monotonic() - start
 
 
+Runner = InMemory | Layerwise
+Run: TypeAlias = InMemory | LayerwiseRun
+"""Runs batches through a model, and a group of batches on its way through it."""
+
+
 def make_runner(
     checkpoint: Checkpoint,
     devices: Devices,
     dtype: torch.dtype | str,
     memory: int | None = None,
     spill_directory: Path | None = None,
-    report: RunReport | None = None,
     *,
     load: Load | None = None,
     output: bool = True,
@@ -307,7 +257,6 @@ def make_runner(
     """Runs a checkpoint layer by layer within `memory`, or, if it is None, the whole model.
 
     Args:
-        report: is kept up to date, layer by layer.
         load: what the whole model decodes.
         output, process_group, snapshots: as of `Layerwise`.
 
@@ -324,7 +273,6 @@ def make_runner(
         dtype,
         memory,
         spill_directory,
-        report,
         process_group=process_group,
         snapshots=snapshots,
         output=output,

@@ -4,8 +4,6 @@ A snapshot is a safetensors file with the tensors of a group of batches, from wh
 last finished layer.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

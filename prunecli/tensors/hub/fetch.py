@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -144,26 +143,6 @@ PIECE_BYTES = 32 << 20
 GO_ON = "Start the same command again; with `stream` it resumes from what is fetched."
 
 
-@dataclass
-class Traffic:
-    """Counts what many threads receive for some files.
-
-    Attributes:
-        received: bytes of weights and headers of files, without HTTP's own.
-        requests: number of answers.
-    """
-
-    received: int = 0
-    requests: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def count(self, received: int) -> None:
-        """Add a request and its bytes."""
-        with self._lock:
-            self.received += received
-            self.requests += 1
-
-
 @dataclass(eq=False)
 class RemoteFile:
     """A file of a model at one commit, a `RangeSource`. Threads may read side by side.
@@ -176,14 +155,14 @@ class RemoteFile:
         commit: hash of the commit.
         file: name of the file in the model.
         size: bytes, as the hub said.
-        traffic: counts the bytes that come.
+        received: bytes of each answer, without HTTP's own.
     """
 
     name: HubName
     commit: str
     file: str
     size: int
-    traffic: Traffic
+    received: list[int] = field(default_factory=list, init=False)
     _address: str | None = field(default=None, init=False)
 
     def reading(self, offset: int, nbytes: int) -> Fill:
@@ -237,7 +216,7 @@ class RemoteFile:
             )
         if response.url.host != urlsplit(own).hostname:
             self._address = str(response.url)
-        self.traffic.count(len(response.content))
+        self.received.append(len(response.content))
         return bytes(response.content)
 
 

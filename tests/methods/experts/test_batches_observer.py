@@ -49,8 +49,7 @@ def test_passes_add_up_and_the_largest_norm_stays():
     parts = [_run(observer, model, IDS[row : row + 1], None)[1] for row in range(3)]
     with observer.watching(model):
         for row in range(3):
-            with observer.reading(None):
-                model(IDS[row : row + 1])
+            model(IDS[row : row + 1])
     whole = observer.take()[1]
     together = parts[0] + parts[1] + parts[2]
     torch.testing.assert_close(whole, together, rtol=1e-12, atol=0)
@@ -99,7 +98,8 @@ def _layers(model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8
 def _run(
     observer: StockObserver, model: Any, ids: torch.Tensor, mask: torch.Tensor | None
 ) -> dict[int, GateSums]:
-    with observer.watching(model), observer.reading(mask):
+    observer.begin(decoder=torch.ones_like(ids) if mask is None else mask)
+    with observer.watching(model):
         model(input_ids=ids, attention_mask=mask)
     return observer.take()
 

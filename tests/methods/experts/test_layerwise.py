@@ -52,9 +52,10 @@ whole = functools.cache(in_memory)
 
 
 def by_layer(path: Path, material: Any = FORCED, dtype: str = "float32", **more: Any) -> GateStatistics:
-    own = {name: more.pop(name) for name in ("report", "snapshots", "process_group") if name in more}
+    own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
     checkpoint = open_model(path)
     layers = Layerwise(checkpoint, torch.device("cpu"), getattr(torch, dtype), PLENTY, **own)
+    layers.report = more.pop("report", layers.report)
     return score(layers, checkpoint, load_tokenizer(path), material, **more)
 
 

@@ -1,7 +1,7 @@
 """Head importance against |dL/dxi_h| by differences, one example at a time; ablation against whole runs."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -39,8 +39,8 @@ from prunecli.running.encoding import (
     window_examples,
 )
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.layerwise.runner import Layerwise, RunReport
-from prunecli.running.runner import InMemory, Runner
+from prunecli.running.layerwise.runner import Layerwise, Runner, RunReport
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -85,15 +85,14 @@ class Subject:
             examples = window_examples(windows, padding_id(self.model, self.tokenizer))
         return examples.batches(batch_tokens)
 
-    def importance(self, runner: Runner, batches: Mapping[str, Sequence[Batch]], **more: Any) -> HeadSums:
+    def importance(self, runner: Runner, batches: Sequence[Batch], **more: Any) -> HeadSums:
         """Name of an attention -> sums of its heads."""
         axes = axes_of(self.checkpoint, "head")
         sums = gradient_sums(runner, self.checkpoint, axes, batches, **more)
         return {module_of(name): own for name, own in sums.items()}
 
     def score(self, batch_tokens: int = 40, per: Per = "example") -> HeadSums:
-        batches = {"val": self.batches(batch_tokens)}
-        return self.importance(InMemory(self.model), batches, per=per)
+        return self.importance(InMemory(self.model), self.batches(batch_tokens), per=per)
 
 
 SUBJECTS = (*own_layouts(FAMILIES), "gemma2")
@@ -148,7 +147,7 @@ def test_it_is_the_derivative_by_the_mask(subject):
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
     model = copy.deepcopy(subject.model).double()
     batch = sorted(subject.batches(1), key=lambda batch: batch.inputs["input_ids"].numel())[1]
-    found = subject.importance(InMemory(subject.model), {"val": [batch]}, per="token")
+    found = subject.importance(InMemory(subject.model), [batch], per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
     projections, seen = output_projections(model, subject.layers), set()
     for layer in subject.layers:
@@ -250,9 +249,9 @@ def single_losses(subject: Subject) -> list[float]:
 @ablated
 def test_losses_without_each_head(subject):
     masks = masks_of(subject.layers, "ablation")
-    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
+    measurements = batch_measurements(subject.model, subject.batches(40), "loss")
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
-    assert examples == [("val", index) for index in range(len(LINES))]
+    assert examples == [("", index) for index in range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
     for mask, losses in list(zip(masks, found, strict=True))[::5]:
         with zeroed(subject, mask):
@@ -264,8 +263,8 @@ def test_losses_without_each_head(subject):
 @ablated
 def test_nothing_stays_behind(subject):
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
-    broken = subject.batches(1000)[0]
-    measurements = batch_measurements(subject.model, {"val": [broken]}, "loss")
+    broken = replace(subject.batches(1000)[0], text="val")
+    measurements = batch_measurements(subject.model, [broken], "loss")
     with torch.no_grad():
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
@@ -284,7 +283,9 @@ def test_translations_without_each_head(tmp_path):
         subject = Subject(tmp_path / model_type, model_type)
         masks = masks_of(subject.layers, "ablation")[::9]
         measurements = translation_measurements(subject.model, subject.tokenizer, text, PAIR, DECODING)
-        _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
+        _, (base, *found) = measure_masked(
+            subject.checkpoint, subject.model, measurements, masks, decodes=True
+        )
         sources = text.sentences[PAIR[0]]
 
         def whole(subject=subject, sources=sources):
@@ -302,7 +303,7 @@ def test_only_one_head_of_a_layer(tmp_path):
     masks = masks_of(subject.layers, "all-but-one")
     assert len(masks) == 12
     assert masks[5] == (subject.layers[1].name, (0.0, 1.0, 0.0, 0.0))
-    measurements = batch_measurements(subject.model, {"val": subject.batches(40)}, "loss")
+    measurements = batch_measurements(subject.model, subject.batches(40), "loss")
     found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
     weight = output_projections(subject.model, subject.layers)[masks[5][0]].weight
     with ExitStack() as others:
@@ -319,7 +320,8 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
     decoding = replace(DECODING, max_new_tokens=1)
     measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, decoding)
-    measure_masked(subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation"))
+    masks = masks_of(subject.layers, "ablation")
+    measure_masked(subject.checkpoint, subject.model, measurements, masks, decodes=True)
     assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
     assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
 
@@ -333,12 +335,10 @@ TOLERANCE = 1e-5
 
 
 def layered(subject: Subject, batches: list[Batch], **more: Any) -> tuple[HeadSums, RunReport]:
-    work = RunReport()
-    runner = Layerwise(open_model(subject.checkpoint.path), CPU, torch.float32, PLENTY, report=work)
-    named = {"val": batches[:1], "more": batches[1:]}
-    found = subject.importance(runner, named, **more)
+    runner = Layerwise(open_model(subject.checkpoint.path), CPU, torch.float32, PLENTY)
+    found = subject.importance(runner, batches, **more)
     assert all(parameter.grad is None for parameter in runner.model.parameters())
-    return found, work
+    return found, runner.report
 
 
 def assert_close(found: HeadSums, wanted: HeadSums) -> None:

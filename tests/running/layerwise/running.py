@@ -16,7 +16,7 @@ from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
-from prunecli.running.runner import Pass, ignored
+from prunecli.running.runner import Group, Pass, ignored
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -47,7 +47,7 @@ def at_step(step: int, act: Callable[[], object]) -> Callable[..., None]:
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     """Have so much room for states, in memory and on the disk, whatever this process takes."""
-    monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(runner.Demand, "plan", lambda *_: (2, memory))
     monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
@@ -56,9 +56,9 @@ def count_reads(checkpoint: Checkpoint) -> Counter[str]:
     reads = Counter()
     real = checkpoint.read_range
 
-    def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
-        reads[name] += end - start
-        return real(name, start, end, buffer)
+    def counting(name: str, start: int, buffer: Any) -> memoryview:
+        reads[name] += len(buffer)
+        return real(name, start, buffer)
 
     checkpoint.read_range = counting  # type: ignore[method-assign]
     return reads
@@ -93,5 +93,5 @@ def started(
     """A run of a skeleton, and what stores its states, of which nothing is left in the end."""
     with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
         free = states.free_memory
-        yield LayerwiseRun(skeleton, reader, states, advance), states
+        yield LayerwiseRun(skeleton, reader, states, advance, Group(0, ())), states
         assert states.free_memory == free

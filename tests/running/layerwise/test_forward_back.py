@@ -148,7 +148,7 @@ def test_what_a_layer_hands_on_is_stored_once(models):
             for index in range(2):
                 layers.want(index)
                 with layers.loaded(index):
-                    assert list(layers.through(None, [one])) == [one]
+                    assert list(layers.through(-1, [one])) == [one]
         first, second = (leaves(one.outputs[index], Stored) for index in range(2))
         assert first[1] == second[1]
         assert first[0] != second[0]

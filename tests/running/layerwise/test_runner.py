@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
-from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand, Plan
-from prunecli.running.layerwise.runner import Layerwise, RunReport
+from prunecli.running.layerwise.budget import MIN_STATES, SPREAD, WORKSPACE, Demand
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.layerwise.states import (
     StateStore,
     Stored,
@@ -40,10 +40,8 @@ def path(models):
     return models["llama"]
 
 
-def layers_of(
-    path: Path, memory: int = PLENTY, spill: Path | None = None, report: RunReport | None = None
-) -> Layerwise:
-    return Layerwise(open_model(path), CPU, torch.float32, memory, spill, report)
+def layers_of(path: Path, memory: int = PLENTY, spill: Path | None = None) -> Layerwise:
+    return Layerwise(open_model(path), CPU, torch.float32, memory, spill)
 
 
 def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]:
@@ -82,8 +80,9 @@ def test_too_little_memory_names_the_smallest_that_works(path):
 
 
 def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
-    report, ids = RunReport(), torch.tensor([[5, 9, 12, 2]])
-    layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
+    ids = torch.tensor([[5, 9, 12, 2]])
+    layers, threads = layers_of(path, spill=tmp_path), threading.active_count()
+    report = layers.report
     (group,) = groups(layers, (0, 1000))
     checkpoint = open_model(path)
     output = layers.model.get_output_embeddings().weight  # which does not run
@@ -211,26 +210,27 @@ def test_a_full_disk_leaves_the_last_one(written, monkeypatch):
 
 
 GIB = 1 << 30
-DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB, activations=300 * MIB)
+DEMAND = Demand(process=400 * MIB, resident=2 * GIB, block=256 * MIB)
 
 
 def test_what_is_left_is_for_states_if_three_buffers_find_room():
     fixed = (400 + 2048 + 300 + 3 * 256) * MIB + WORKSPACE
-    assert DEMAND.plan(8 * GIB) == Plan(3, 8 * GIB - fixed)
-    assert DEMAND.plan(fixed + MIN_STATES).buffers == 3
-    assert DEMAND.plan(fixed + MIN_STATES - 1).buffers == 2
+    assert DEMAND.plan(8 * GIB, 300 * MIB) == (3, 8 * GIB - fixed)
+    assert DEMAND.plan(fixed + MIN_STATES, 300 * MIB) == (3, MIN_STATES)
+    assert DEMAND.plan(fixed + MIN_STATES - 1, 300 * MIB)[0] == 2
 
 
 @given(st.tuples(*[st.integers(0, 1 << 38)] * 4))
 def test_the_smallest_that_is_named_works_and_little_less_does_not(sizes):
-    demand = Demand(*sizes)
+    *others, activations = sizes
+    demand = Demand(*others)
     with pytest.raises(UsageError) as caught:
-        demand.plan(1)
+        demand.plan(1, activations)
     named = re.search(r"smallest that works is (\S+)", caught.value.message)
     smallest = parse_size(named[1])
-    assert demand.plan(smallest).states >= MIN_STATES
+    assert demand.plan(smallest, activations)[1] >= MIN_STATES
     with pytest.raises(UsageError, match="too little"):
-        demand.plan(int(smallest * 0.98) - 2 * MIB - SPREAD)
+        demand.plan(int(smallest * 0.98) - 2 * MIB - SPREAD, activations)
     assert caught.value.exit_status == 2
 
 
