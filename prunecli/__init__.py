@@ -9,8 +9,6 @@ The same few calls that the commands make, for a notebook or a program:
 Names are imported when they are first used: `import prunecli` imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib import import_module
 from pathlib import Path

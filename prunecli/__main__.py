@@ -1,7 +1,5 @@
 """The `prunecli` command, and `python -m prunecli`."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """What can go wrong in ways that a user can mend. The command line turns each into one or two plain lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a rewrite to a directory: the same few steps for every method."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Several processes of one command, as `torchrun` and `accelerate launch` start them: who does what, and the whole."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

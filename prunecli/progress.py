@@ -1,7 +1,5 @@
 """How long work reports its progress, without knowing who listens."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
