@@ -37,7 +37,7 @@ _FEW = {EXPERTS: 16, TOP_K: 4, re.compile(r"^(n|num_expert)_group$"): 2, re.comp
 """Keys -> how many experts a small model has, and groups of experts and choices of a router at most."""
 _MOST = 40_000_000
 """Numbers that the small model has at most."""
-TOKENS, _POSITIONS, _WINDOW, _HEAD = 96, 64, 4, 4
+TOKENS, _POSITIONS, _WINDOW, _HEAD, _STREAM = 96, 64, 4, 4, 8
 _LEAST = 4
 """Of a size: two hidden units may all be zero behind a ReLU."""
 
@@ -50,7 +50,10 @@ def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:
         made = replace(skeleton, config=_scaled(values, scale, kept))
         with suppress(Exception):  # of any kind: what a class makes of sizes that it does not like
             is_alike = _divided(made.config) == _divided(every)
-            is_alike &= scale == 1 or all(width >= _HEAD for width in _head_widths(made.config))
+            heads, sizes = _head_widths(made.config), numbers(made.config)
+            streams = [size for key, size in sizes if last_part(key) in HIDDEN]
+            is_wide = all(width >= _HEAD for width in heads) and all(size >= _STREAM for size in streams)
+            is_alike &= scale == 1 or is_wide
             if is_alike and sum(map(prod, made.stored.values())) < _MOST:
                 yield made
 
