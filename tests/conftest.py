@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.folders import in_an_empty_folder as in_an_empty_folder
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests start processes; without bytecode each would compile every module anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

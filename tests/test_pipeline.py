@@ -21,7 +21,6 @@ from prunecli.tensors.stream import Copy, Output
 from prunecli.text.choice import TextChoice
 from tests.commands.calls import names
 from tests.families import tiny_family
-from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.opening import load
 from tests.structures import axes_of
 from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_json, write_weights

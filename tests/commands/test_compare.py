@@ -289,7 +289,7 @@ def test_one_model(folder):
 
 def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
-    write_changed(Path("full"), Path("less"), "m2m_100", gone)
+    write_changed("full", "less", "m2m_100", gone)
     result = models("full less --data data --langs eng_Latn,fra_Latn")
     assert "30 sentences of each of 2 pairs, averaged." in result.out
     assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out

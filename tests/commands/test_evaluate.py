@@ -242,7 +242,7 @@ def test_the_task_is_what_the_model_is_for(task_folder, arguments, task):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
     PhiForCausalLM(phi).save_pretrained("undeclared")
-    write_plain_tokenizer(Path("undeclared"))
+    write_plain_tokenizer("undeclared")
     for name in ("a.txt", "text.tsv"):
         Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     done(arguments)

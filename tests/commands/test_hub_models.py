@@ -201,7 +201,7 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(name):
     assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
     assert not list(Path().glob("cache/**/*.safetensors"))
     call(command, options, "-o local")
-    assert digests(Path("streamed")) == digests(Path("local"))
+    assert digests("streamed") == digests("local")
     assert "is in the cache and read from there" in call(command, options, "--stream --dry-run").err
 
 

@@ -115,7 +115,7 @@ def test_the_table_says_what_is_made(model):
 
 def test_the_history_names_no_stack_that_the_model_lacks(models):
     done(models["llama"], "--decoder share -o shared")
-    arguments = open_model(Path("shared")).structure.history[-1]["arguments"]
+    arguments = open_model("shared").structure.history[-1]["arguments"]
     assert arguments["decoder"] == "share"
     assert "encoder" not in arguments
 

@@ -190,7 +190,7 @@ def test_a_row_of_zeros_stays_one():
     source = tiny_family("plain", "m2m_100")
     held = weights(source)
     held["model.shared.weight"][1] = 0
-    out = factorised(write_copy(source, Path("source"), held), "out")
+    out = factorised(write_copy(source, "source", held), "out")
     assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
     unit = load(out).get_input_embeddings()
     assert not unit(torch.tensor([1])).any()
@@ -276,7 +276,7 @@ def test_a_value_that_is_not_finite():
     source = tiny_family("source", "gpt2")
     held = weights(source)
     held["transformer.wte.weight"][7, 3] = np.nan
-    write_copy(source, Path("odd"), held)
+    write_copy(source, "odd", held)
     with pytest.raises(CheckpointError, match="row 7 holds a value that is not finite"):
         factorised("odd", "out")
     assert not Path("out").exists()

@@ -176,7 +176,7 @@ def test_a_limit_that_is_none_stays_infinity():
 def test_quantised_layers_with_numbers_of_their_own():
     source, output = Path("stored"), "pruned"
     made = save_mixture("made", "mixtral")
-    quantise(made, source, Path("plain"), "fp8", lambda name: ".experts." in name)
+    quantise(made, source, "plain", "fp8", lambda name: ".experts." in name)
     checkpoint = open_model(source)
     kept = uneven(checkpoint, "mixtral")
     apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)

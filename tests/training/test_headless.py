@@ -46,7 +46,7 @@ def expected_distance(student: str) -> tuple[float, int]:
 @pytest.fixture
 def folder(tmp_path):
     sentence_model(Path("model"))
-    text_file(Path("text.txt"))
+    text_file("text.txt")
     Path("valid.txt").write_text("\n".join(TEXTS) + "\n")
     return tmp_path
 
