@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_in_a_line(refusal, model, text_folder):
 def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type):
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
     made.save_pretrained("model")
-    write_sentinels(Path("model"))
+    write_sentinels("model")
     done("model --text prose.txt --text chat=prose.txt")
     gates = read_gates("gates.json")
     checkpoint = open_model("model")

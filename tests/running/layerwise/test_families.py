@@ -47,18 +47,18 @@ def test_dense_families(model_type, memory, models):
 
 
 @pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus", "modernvbert", "mellum"])
-def test_families_that_are_found(model_type, tmp_path):
+def test_families_that_are_found(model_type):
     """Apertus has scalars in its layers, ModernVBERT's text model a rule of its own for buffers, Mellum experts."""
-    path = tmp_path / "model"
+    path = "model"
     tiny.build(model_type).save_pretrained(path)
     assert refused_by_layer(open_model(path)) is None
     assert_same(path)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "cpmant", "zamba", "gte", "longcat_flash"])
-def test_layers_that_cannot_run_alone(model_type, tmp_path):
+def test_layers_that_cannot_run_alone(model_type):
     """They hand on more than their output, tell the model's device, share parameters, or turn tensors into others."""
-    path = tmp_path / "model"
+    path = "model"
     tiny.build(model_type).save_pretrained(path)
     assert "measured with the whole model" in str(refused_by_layer(open_model(path)))
 
@@ -73,14 +73,14 @@ def test_layers_that_cannot_run_alone(model_type, tmp_path):
         ("gpt2", {"architectures": ["GPT2Model"]}),
     ],
 )
-def test_other_forms_of_a_family(case, changes, tmp_path):
-    path = tiny_family(tmp_path / "model", case, **changes)
+def test_other_forms_of_a_family(case, changes):
+    path = tiny_family("model", case, **changes)
     assert_same(path)
 
 
-def test_uneven_experts(tmp_path):
+def test_uneven_experts():
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
+    source, pruned = tiny_nllb_moe("source"), "pruned"
     opened = open_model(source)
     rewrite = cut(opened, kept_experts(kept))
     apply(opened, rewrite, pruned)
@@ -88,8 +88,8 @@ def test_uneven_experts(tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_uneven_heads(model_type, models, tmp_path):
-    kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), tmp_path / "pruned"
+def test_uneven_heads(model_type, models):
+    kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), "pruned"
     opened = open_model(models[model_type])
     plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
     apply(opened, cut(opened, plan), pruned)
@@ -97,8 +97,8 @@ def test_uneven_heads(model_type, models, tmp_path):
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_shared_and_removed_ffns(case, tmp_path):
+def test_shared_and_removed_ffns(case):
     names = list(LAYOUTS[case].names)
     changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
-    path = write_changed(ffn_layouts.tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    path = write_changed(ffn_layouts.tiny("source", case), "changed", case, changes)
     assert_same(path, 0)
