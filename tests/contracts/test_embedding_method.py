@@ -17,7 +17,7 @@ from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut
+from prunecli.selection.cut import Selection
 from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
@@ -201,9 +201,7 @@ def test_a_row_of_zeros_stays_one():
 @both_sides_of_every_layout
 def test_tokens_are_cut_from_the_map_table(case, made, side):
     kept = [*range(5), *range(8, 40)]
-
-    def fewer(opened: Checkpoint) -> Rewrite:
-        return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
+    fewer = Selection({"tokens": kept}, files={"tokenizer.json": None})
 
     out = made(case, side=side)
     whole, part = load(out), load(written(out, fewer, "less"))

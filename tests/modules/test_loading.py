@@ -7,15 +7,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests.families import tiny, tiny_family
 from tests.forked import ended, start
-from tests.selections import kept_experts
 from tests.tiny import change_config, tiny_nllb_moe
 
 UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
@@ -27,13 +23,6 @@ TARGET = torch.tensor([[2, 6, 8], [2, 11, 4]])
 @pytest.fixture
 def source():
     return tiny_nllb_moe("tiny")
-
-
-def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
-    opened = open_model(source)
-    rewrite = cut(opened, kept_experts(kept))
-    apply(opened, rewrite, output)
-    return output
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:

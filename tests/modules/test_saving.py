@@ -9,8 +9,10 @@ from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.saving import stock_names
-from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
+from tests.contracts.method_contract import written
+from tests.modules.test_loading import EVEN, UNEVEN, logits
 from tests.opening import load
+from tests.selections import kept_experts
 from tests.tiny import config_of, tiny_nllb_moe
 
 KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
@@ -19,7 +21,7 @@ KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
 def checkpoint(kind: str) -> Path:
     source = tiny_nllb_moe("tiny")
     kept = KEPT[kind]
-    return source if kept is None else pruned(source, kept, Path(kind))
+    return source if kept is None else written(source, kept_experts(kept), kind)
 
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from tests.commands.calls import names
+from tests.contracts.method_contract import written
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_heads
@@ -84,7 +83,7 @@ def test_sharded_weights_make_the_model_of_whole_ones(folder):
     tiny_family(folder / "full", "gpt2")
     source = open_model(folder / "full")
     kept = kept_heads({source.layout.attentions[0].name: (1,)})
-    apply(source, cut(source, kept), folder / "reduced")
+    written(folder / "full", kept, folder / "reduced")
     text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
     choice, valid = (TextChoice(files=(path,)) for path in (text, held_out))
     destination, made = Destination(folder / "whole", save_every=2), options(steps=4, warmup=1, accumulate=2)

@@ -24,8 +24,9 @@ from prunecli.methods.units import TextRun
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut, together
+from prunecli.selection.cut import Selection, together
 from prunecli.text.choice import TextChoice
+from tests.contracts.method_contract import written
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
 from tests.tiny import config_of
@@ -119,7 +120,7 @@ def test_hidden_units_go_with_the_map(monkeypatch):
     apply(source, rewrite, "once")
     source = open_model("shorter")
     axes = {axis.name: units.kept[axis.name.replace("h.1.", "h.2.")] for axis in axes_of(source, "unit")}
-    apply(source, cut(source, Selection(axes, step={"command": "prune-ffn"})), "twice")
+    written("shorter", Selection(axes, step={"command": "prune-ffn"}), "twice")
     once, twice = (weights(name) for name in ("once", "twice"))
     torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-6)
 

@@ -9,9 +9,8 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests import ffn_layouts
+from tests.contracts.method_contract import written
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, write_changed
@@ -80,20 +79,14 @@ def test_other_forms_of_a_family(case, changes):
 
 def test_uneven_experts():
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    source, pruned = tiny_nllb_moe("source"), "pruned"
-    opened = open_model(source)
-    rewrite = cut(opened, kept_experts(kept))
-    apply(opened, rewrite, pruned)
-    assert_same(pruned)
+    assert_same(written(tiny_nllb_moe("source"), kept_experts(kept), "pruned"))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
 def test_uneven_heads(model_type, models):
-    kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), "pruned"
-    opened = open_model(models[model_type])
-    plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
-    apply(opened, cut(opened, plan), pruned)
-    assert_same(pruned)
+    kept, source = itertools.cycle(((1, 3), (0, 1, 2), ())), models[model_type]
+    chosen = kept_heads({layer.name: next(kept) for layer in open_model(source).layout.attentions})
+    assert_same(written(source, chosen, "pruned"))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
