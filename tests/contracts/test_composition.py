@@ -83,7 +83,7 @@ def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
         **{
             step: lambda source, output, own=own: written(source, own, output) for step, own in chosen.items()
         },
-        "embeddings": lambda source, output: factorised(source, output),
+        "embeddings": factorised,
         "cache": cached,
         "vocabulary": lambda source, output: trimmed(source, output, LINES),
         "finetune": lambda source, output: finetuned(case, source, output),
