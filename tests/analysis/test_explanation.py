@@ -95,8 +95,7 @@ def test_a_result_without_the_file_says_what_to_do(thrice):
     with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
         explain("two", "unit 1")
     assert "save_pretrained" in str(caught.value.remedy)
-    explained = Explained.open(Path("two"))
-    assert "Nothing tells" in [*explained.overview][1]
+    assert "Nothing tells" in [*Explained.open(Path("two")).overview][1]
     # The structure still says which layers went.
     assert explain("two", "layer 0")[0].text == "Decoder layer 0 was removed; no record says why."
 

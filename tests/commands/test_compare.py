@@ -38,8 +38,7 @@ def test_table_picture_and_file(files):
         assert text in result.out, text
     assert "Written to head-comparison.json, points.png" in result.err
     pixels("points.png")
-    comparison = results.read("head-comparison.json")
-    assert len(comparison.frame("heads")) == 48
+    assert len(results.read("head-comparison.json").frame("heads")) == 48
     assert Path("table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
     assert run("a.json b.json --json --force").json["first"]["file"] == "a.json"
     assert run("a.json b.json").status == 1  # the result exists

@@ -48,8 +48,7 @@ run, done = both(collect_gates)
 
 
 def test_all_pairs_of_the_text(folder):
-    made = done("model --data text")
-    assert "eng_Latn-fra_Latn" in made.out
+    assert "eng_Latn-fra_Latn" in done("model --data text").out
     found = read_gates("gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"

@@ -68,8 +68,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model, folder):
 
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(model, folder):
     done(model, "--ratio 0.5 --balance 1:1 -o half")
-    result = done("half --ratio 0.5 --balance 1:1 -o quarter --json")
-    assert sum(result.json["held"].values()) == 32
+    assert sum(done("half --ratio 0.5 --balance 1:1 -o quarter --json").json["held"].values()) == 32
     done(model, "--ratio 0.75 --balance 1:1 -o direct")
     assert kept("quarter") == kept("direct")
     quarter = open_model("quarter")
