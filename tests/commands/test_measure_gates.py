@@ -262,7 +262,7 @@ def left() -> set[str]:
 
 
 def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(shared_folder):
-    first, second = ended(start(Path.cwd(), "kill 1 3", GATES, code=DRIVER))
+    first, second = ended(start("kill 1 3", GATES, code=DRIVER))
     assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
     assert "process 0 of 2 stops: " in first[2]
     assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
@@ -275,7 +275,7 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(shared_folder):
 
 def test_control_c_ends_all(shared_folder):
     """The terminal, or torchrun, hands the signal to each."""
-    processes = start(Path.cwd(), "wait 1 3", GATES, code=DRIVER)
+    processes = start("wait 1 3", GATES, code=DRIVER)
     deadline = time.monotonic() + 60
     while not Path("waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -283,7 +283,7 @@ with stream_model("org/tiny") as opened:
 
 
 def test_a_killed_run_goes_on(source, hub):
-    ((status, _, said),) = ended(start(Path.cwd(), hub.url, code=KILLED, processes=1))
+    ((status, _, said),) = ended(start(hub.url, code=KILLED, processes=1))
     assert status == -signal.SIGKILL, said
     lock, left = hidden()
     assert lock == f"{left.removesuffix('partial')}lock"
