@@ -260,7 +260,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case):
     source = tiny(Path("source"), case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
-    subject = Subject(write_changed(source, "shared", case, changes), case)
+    subject = Subject(write_changed(source, Path("shared"), case, changes), case)
     found = subject.represent(Path("files"))
     expected = added(subject, 2)
     for component, features in found.items():
