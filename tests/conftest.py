@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.folders import in_an_empty_folder as in_an_empty_folder
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests start processes; without bytecode each would compile every module anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -18,9 +20,6 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("COLUMNS", None)  # some shells export their own; messages would be wrapped
-
-CACHED = 64
-"""Number of configs whose answers are kept."""
 
 # A busy machine is no fault of the code. Each run draws other examples.
 settings.register_profile("prunecli", deadline=None, max_examples=40)
@@ -39,11 +38,12 @@ def pytest_configure() -> None:
 def frozen() -> None:
     """Imported modules and cached answers stay: the garbage collector would go through them again and again.
 
-    Many tests open models of the same few configs, whose classes take seconds to answer: more answers are cached.
+    Many tests open models of the same few configs, whose classes take seconds to answer: every answer is kept.
     """
     probed = sys.modules.get("prunecli.model.probed")
-    if probed is not None and probed._asked.cache_parameters()["maxsize"] < CACHED:
-        probed._asked = functools.lru_cache(CACHED)(probed._asked.__wrapped__)
+    if probed is not None and probed._asked.cache_parameters()["maxsize"]:
+        probed._asked = functools.cache(probed._asked.__wrapped__)
+        sys.modules["prunecli.model.trial"]._KNOWN = {}
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)

@@ -43,9 +43,11 @@ def ffns_of(held: Mapping[str, np.ndarray], case: str) -> dict[str, reference.Ff
     }
 
 
-def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **changes: Any) -> Path:
+def write_copy(
+    source: Path | str, target: Path | str, tensors: Mapping[str, np.ndarray], **changes: Any
+) -> Path:
     """The checkpoint with other weights and changes to its config.json."""
-    shutil.copytree(source, target)
+    target = Path(shutil.copytree(source, target))
     write_weights(target, {name: np.ascontiguousarray(value) for name, value in tensors.items()})
     change_config(target, **changes)
     return target
@@ -62,7 +64,9 @@ def narrowed(matrix: np.ndarray, width: int, axis: int, blocks: int) -> np.ndarr
     return np.concatenate([np.take(part, range(width), axis) for part in parts], axis)
 
 
-def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, Mapping[str, Any]]) -> Path:
+def write_changed(
+    source: Path | str, target: Path | str, case: str, changes: Mapping[str, Mapping[str, Any]]
+) -> Path:
     """The checkpoint with `changes` to its FFNs, as JSON; a width keeps the first hidden units."""
     layout, held = LAYOUTS[case], weights(source)
     for name, change in changes.items():

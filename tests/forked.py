@@ -35,8 +35,12 @@ class Process:
         return re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.M), err  # which torch 2.10 prints
 
 
-def start(folder: Path, *lines: str, code: str | None = None, processes: int = 2) -> list[Process]:
-    """A prunecli command, or Python code with the words of these lines, in processes that know of each other."""
+def start(*lines: str, code: str | None = None, processes: int = 2) -> list[Process]:
+    """A prunecli command, or Python code with the words of these lines, in processes that know of each other.
+
+    They run in the working directory.
+    """
+    folder = Path.cwd()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

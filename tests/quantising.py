@@ -11,7 +11,9 @@ from tests.reference.quantisation import SCHEMES, mxfp4
 from tests.tiny import change_config
 
 
-def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callable[[str], bool]) -> None:
+def quantise(
+    source: Path | str, stored: Path | str, plain: Path | str, scheme: str, which: Callable[[str], bool]
+) -> None:
     """Two directories of the model in `source`, a single file of safetensors.
 
     Args:
@@ -20,7 +22,7 @@ def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callab
         scheme: of `SCHEMES`; "mxfp4" for stacked experts.
         which: whether the tensor of a name is quantised.
     """
-    tensors = load_file(source / "model.safetensors")
+    tensors = load_file(f"{source}/model.safetensors")
     held, values = {}, {}
     settings = {"quant_method": "mxfp4"}
     for name, tensor in tensors.items():
@@ -39,6 +41,6 @@ def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callab
     for directory, content in ((stored, held), (plain, values)):
         shutil.copytree(source, directory)
         content = {name: tensor.contiguous().clone() for name, tensor in content.items()}
-        save_file(content, directory / "model.safetensors", metadata={"format": "pt"})
+        save_file(content, f"{directory}/model.safetensors", metadata={"format": "pt"})
     change_config(stored, quantization_config=settings)
     assert any(tensor.dtype != torch.float32 for tensor in held.values())

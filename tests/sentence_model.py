@@ -14,13 +14,14 @@ WIDTH = 32
 """Hidden size of the tiny BERT."""
 
 
-def sentence_model(directory: Path, transformer: str = "", **changes: Any) -> Path:
+def sentence_model(directory: Path | str, transformer: str = "", **changes: Any) -> Path:
     """A tiny BERT without head, mean pooling, a dense layer with weights of its own, and normalisation.
 
     Args:
         changes: of its config.json.
         transformer: folder of the BERT; empty: it lies in `directory` itself.
     """
+    directory = Path(directory)
     tiny_family(directory / transformer, "bert", **{"architectures": ["BertModel"], **changes})
     for folder in ("1_Pooling", "2_Dense"):
         (directory / folder).mkdir()

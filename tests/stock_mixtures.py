@@ -68,9 +68,9 @@ def tiny_images_model() -> Any:
     return model
 
 
-def write_sentinels(directory: Path) -> None:
+def write_sentinels(directory: Path | str) -> None:
     """Write the files of a tokenizer that ends its texts, with marks of masked spans."""
     write_plain_tokenizer(directory, ("$A </s>", "$A $B </s>"))
-    tokenizer = load_tokenizer(directory)
+    tokenizer = load_tokenizer(Path(directory))
     tokenizer.add_tokens([f"<extra_id_{number}>" for number in range(4)])
     tokenizer.save_pretrained(directory)

@@ -15,12 +15,9 @@ import pytest
 
 from prunecli import pipeline
 from prunecli.errors import OutputError
-from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from tests.commands.calls import names
-from tests.contracts.method_contract import digests
+from tests.contracts.method_contract import digests, written
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
@@ -33,9 +30,7 @@ def source(tmp_path):
 
 
 def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
-    opened = open_model(source)
-    rewrite = cut(opened, kept_experts(KEPT, dtype=dtype))
-    apply(opened, rewrite, output, **options)
+    written(source, kept_experts(KEPT, dtype=dtype), output, **options)
 
 
 def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +12,14 @@ from prunecli.processes import neighbours, undisturbed
 from tests.commands.calls import done
 from tests.forked import ended, start
 from tests.process_groups import at_once
-from tests.tiny import json_of, tiny_nllb_moe
+from tests.tiny import json_of, tiny_nllb_moe, write_files
 
 
 @pytest.fixture
-def folder(tmp_path):
-    tiny_nllb_moe(tmp_path / "m", layers=2)
-    (tmp_path / "data").mkdir()
-    lines = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
-    for language in ("eng_Latn", "fra_Latn"):
-        (tmp_path / f"data/test.{language}").write_text("".join(f"{line}\n" for line in lines))
-    return tmp_path
+def folder():
+    tiny_nllb_moe("m", layers=2)
+    lines = "the hen\na\nno hen on the hat\nten\nthe inn\nthe hat is in the inn\n"
+    write_files("data", dict.fromkeys(("test.eng_Latn", "test.fra_Latn"), lines))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -79,10 +77,10 @@ def test_a_signal_is_heard_while_the_others_are_waited_for(folder):
         "    real(*arguments, **more)\n"
         "torch.distributed.init_process_group = join\n"
     )
-    first, second = start(folder, code=waiting + code)
+    first, second = start(code=waiting + code)
     second.process.kill()
     deadline = time.monotonic() + 60
-    while not (folder / "joining").exists() and time.monotonic() < deadline:
+    while not Path("joining").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1)  # by now torch waits, outside of Python
     first.process.terminate()
@@ -92,16 +90,15 @@ def test_a_signal_is_heard_while_the_others_are_waited_for(folder):
     assert "process 0 of 2 stops: it was told to" in err
 
 
-def test_evaluate_by_two_processes_equals_one(folder, monkeypatch):
+def test_evaluate_by_two_processes_equals_one(folder):
     line = "m --data data --pairs eng_Latn-fra_Latn,fra_Latn-eng_Latn --hypotheses h"
     quick = "--max-new-tokens 8 --batch-tokens 16"
-    first, second = ended(start(folder, "evaluate", line, quick, "-o two.json"))
+    first, second = ended(start("evaluate", line, quick, "-o two.json"))
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert "Written to two.json." in first[2]
     assert second[1:] == ("", "")
-    monkeypatch.chdir(folder)
     done(evaluate, line, quick, "-o one.json --force")
-    found = [json_of(folder / name) for name in ("one.json", "two.json")]
+    found = [json_of(name) for name in ("one.json", "two.json")]
     for payload in found:
         del payload["command"]
     assert found[0] == found[1]
@@ -117,17 +114,17 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder):
         "line = 'evaluate m --data data --pairs eng_Latn-fra_Latn --max-new-tokens 8 --batch-tokens 16'\n"
         "main(line.split())\n"
     )
-    first, second = ended(start(folder, code=code))
+    first, second = ended(start(code=code))
     assert second[0] == 9, second[2]
     assert first[0] == 1, first[2]
     assert "process 0 of 2 stops: another one has ended" in first[2]
     assert "Traceback" not in first[2]
-    assert not (folder / "evaluation.json").exists()
+    assert not Path("evaluation.json").exists()
 
 
 def test_processes_that_cannot_join(folder):
     code = "import os; from prunecli.commands.app import main; del os.environ['MASTER_ADDR']; main()"
-    first, second = start(folder, "evaluate m --data data", code=code)
+    first, second = start("evaluate m --data data", code=code)
     second.process.kill()
     ((status, _, err),) = ended([first])
     assert status == 1

@@ -17,14 +17,13 @@ from prunecli.analysis.explanation import (
     summary,
 )
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.plans import LayerOptions, NarrowOptions, plan_layers, plan_widths
+from prunecli.methods.plans import LayerOptions, NarrowOptions
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import open_model
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE, read_decisions
-from prunecli.selection.cut import cut
+from tests.contracts.method_contract import made_of, written
 from tests.families import tiny_family
 from tests.tiny import json_of
 
@@ -33,28 +32,24 @@ from tests.tiny import json_of
 def thrice():
     """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
     tiny_family("source", "llama")
-    for source, name, plan, options in (
-        ("source", "one", plan_widths, NarrowOptions(ratio=0.2, metric="norms")),
-        ("one", "two", plan_layers, LayerOptions(remove="0")),
-        ("two", "three", plan_widths, NarrowOptions(ratio=0.5, metric="norms")),
+    for source, name, options in (
+        ("source", "one", NarrowOptions(ratio=0.2, metric="norms")),
+        ("one", "two", LayerOptions(remove="0")),
+        ("two", "three", NarrowOptions(ratio=0.5, metric="norms")),
+        ("three", "four", FfnOptions(preset="Shared", width=2, keep_units="norms")),
     ):
-        model = open_model(source)
-        apply(model, cut(model, plan(model, options)), name)
-    model = open_model("three")
-    plan = plan_ffn(model, FfnOptions(preset="Shared", width=2, keep_units="norms"))
-    apply(model, rewrite_shared(model, plan), "four")
-    return Path()
+        written(source, options, name)
 
 
 def test_units_are_followed_through_steps_and_layers(thrice):
     """By hand: what the first step keeps of the original's layer 1 is ranked again in the third."""
-    model = open_model(thrice / "three")
+    model = open_model("three")
     told = read_decisions(model.path, model.structure.history)
     first, third = (next(place for place in told[step].places if place.layer == 1) for step in (0, 2))
     assert (first.module, third.module) == ("model.layers.1.mlp",) * 2
     assert third.ids.tolist() == first.ids[first.kept].tolist()
     for unit in first.ids.tolist():
-        answers = explain(thrice / "three", f"unit {unit} of layer 1")
+        answers = explain("three", f"unit {unit} of layer 1")
         assert [answer.fields["kept"] for answer in answers if answer.step is not None] == [
             bool(place.kept[place.place_of(unit)])
             for place in (first, third)
@@ -67,13 +62,13 @@ def test_units_are_followed_through_steps_and_layers(thrice):
         assert f"Unit {unit} of the FFN of decoder layer 1 was kept" in answers[1].text
         assert answers[-1].text == f"In the result it is unit {now} of decoder layer 0."
     with pytest.raises(DataError, match="nothing tells of unit 999"):
-        explain(thrice / "three", "unit 999 of layer 1")
+        explain("three", "unit 999 of layer 1")
 
 
 def test_a_file_of_the_first_version_is_read(thrice):
     """The file numbers layers and hidden units as the source of each step did."""
-    path = thrice / "three" / FILE
-    wanted = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+    path = Path("three", FILE)
+    wanted = [explain("three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
     content = json_of(path)
     assert content["format"] == "prunecli.decisions/2"
     content["format"] = "prunecli.decisions/1"
@@ -87,36 +82,35 @@ def test_a_file_of_the_first_version_is_read(thrice):
         place["layer"] -= 1
         place["name"] = f"model.layers.{place['layer']}.mlp"
     path.write_text(json.dumps(content))
-    found = [explain(thrice / "three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+    found = [explain("three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
     assert found == wanted
     assert "decisions" in results.read(path).tables()
     path.write_text(json.dumps({**content, "format": "prunecli.decisions/3"}))
     with pytest.raises(CheckpointError, match=r"decisions/3"):
-        explain(thrice / "three", "layer 2")
+        explain("three", "layer 2")
 
 
 def test_a_result_without_the_file_says_what_to_do(thrice):
-    (thrice / "two" / FILE).unlink()
+    Path("two", FILE).unlink()
     with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
-        explain(thrice / "two", "unit 1")
+        explain("two", "unit 1")
     assert "save_pretrained" in str(caught.value.remedy)
-    explained = Explained.open(thrice / "two")
-    assert "Nothing tells" in [*explained.overview][1]
+    assert "Nothing tells" in [*Explained.open(Path("two")).overview][1]
     # The structure still says which layers went.
-    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 was removed; no record says why."
+    assert explain("two", "layer 0")[0].text == "Decoder layer 0 was removed; no record says why."
 
 
 def test_a_file_of_another_history_is_refused(thrice):
-    (thrice / "two" / FILE).write_text((thrice / "four" / FILE).read_text())
+    Path("two", FILE).write_text(Path("four", FILE).read_text())
     with pytest.raises(CheckpointError, match="not of the history"):
-        explain(thrice / "two", "unit 1")
+        explain("two", "unit 1")
     # It stands in the way of no further step, which leaves it out.
     said = []
-    model = open_model(thrice / "two")
-    rewrite = cut(model, plan_widths(model, NarrowOptions(ratio=0.5, metric="norms")))
-    apply(model, rewrite, thrice / "next", say=said.append)
+    model = open_model("two")
+    rewrite = made_of(model, NarrowOptions(ratio=0.5, metric="norms"))
+    apply(model, rewrite, "next", say=said.append)
     assert "left out" in said[0]
-    assert [*Explained.open(thrice / "next").decisions] == [2]
+    assert [*Explained.open(Path("next")).decisions] == [2]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.fuzz import rounds
 from tests.fuzz.rounds import run
-from tests.tiny import change_config, tiny_nllb_moe, write_files
+from tests.tiny import tiny_nllb_moe, write_files
 
 COMMANDS = [name for names in app.COMMANDS.values() for name in names]
 
@@ -320,7 +320,7 @@ def test_a_figure_that_no_result_holds_is_said():
 
 def test_a_config_that_transformers_makes_and_cannot_run():
     """T5 divides by the logarithm of this distance at work, and looks at no value before."""
-    change_config(tiny_family("model", "t5"), relative_attention_max_distance=0)
+    tiny_family("model", "t5", num_layers=1, num_decoder_layers=1, relative_attention_max_distance=0)
     write_files("data", dict.fromkeys(("val.de", "val.en"), "a hen\n" * 40))
     ran = run("score-heads model --data data --pairs de-en --split val -o out.json")
     assert ran.status == 1

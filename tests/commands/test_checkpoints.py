@@ -89,12 +89,11 @@ SPILL = "--memory 8GiB --spill-dir ."
 
 
 @pytest.fixture
-def memory_folder(tmp_path, monkeypatch):
+def memory_folder(monkeypatch):
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
     tiny_family("model", "gpt2")
     Path("text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), "the hen\nno\na hat in the inn\n"))
-    return tmp_path
 
 
 def run(line: str) -> Any:
@@ -117,7 +116,7 @@ def test_bad_input_is_said_plainly(refusal, memory_folder):
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT])
 def test_a_shard_that_vanishes_in_mid_pass(command, memory_folder, monkeypatch):
-    file = memory_folder / "model/model.safetensors"
+    file = Path("model/model.safetensors")
     real, left = StateStore.put, [3]
 
     def put(self, *args):
@@ -153,7 +152,7 @@ def test_the_whole_process_stays_within_it(command, memory_folder):
 
     def measured(memory):
         line = f"{command.replace('model', 'wide')} --compute-dtype float32 --memory {memory}"
-        (done,) = ended(start(memory_folder, line, code=MEASURED, processes=1))
+        (done,) = ended(start(line, code=MEASURED, processes=1))
         return done
 
     named = re.search(r"works is ([\d.]+)MiB", measured("1MiB")[2])

@@ -38,8 +38,7 @@ def test_table_picture_and_file(files):
         assert text in result.out, text
     assert "Written to head-comparison.json, points.png" in result.err
     pixels("points.png")
-    comparison = results.read("head-comparison.json")
-    assert len(comparison.frame("heads")) == 48
+    assert len(results.read("head-comparison.json").frame("heads")) == 48
     assert Path("table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
     assert run("a.json b.json --json --force").json["first"]["file"] == "a.json"
     assert run("a.json b.json").status == 1  # the result exists
@@ -289,7 +288,7 @@ def test_one_model(folder):
 
 def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
-    write_changed(Path("full"), Path("less"), "m2m_100", gone)
+    write_changed("full", "less", "m2m_100", gone)
     result = models("full less --data data --langs eng_Latn,fra_Latn")
     assert "30 sentences of each of 2 pairs, averaged." in result.out
     assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out

@@ -92,8 +92,7 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
 def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(monkeypatch):
     monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
     bare = "--pairs qba_Latn-qka_Latn,qka_Latn-qba_Latn --beam 1 --bootstrap 0"
-    result = done(bare)
-    assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in result.err
+    assert "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--all: all)." in done(bare).err
     assert json_of("evaluation.json")["data"]["sentences"] == 30
     for arguments in ("--all", "--max-sentences 200"):
         monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
@@ -242,7 +241,7 @@ def test_the_task_is_what_the_model_is_for(task_folder, arguments, task):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
     PhiForCausalLM(phi).save_pretrained("undeclared")
-    write_plain_tokenizer(Path("undeclared"))
+    write_plain_tokenizer("undeclared")
     for name in ("a.txt", "text.tsv"):
         Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
     done(arguments)

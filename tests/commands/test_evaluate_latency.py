@@ -25,8 +25,7 @@ QUICK = "--data=data --max-new-tokens=2 --warmup=0"
 
 def test_speed_over_batch_sizes_is_drawn():
     arguments = "--batch-size 1,2 --beam 1 --sentences 2 --plot speed.png"
-    result = done("full pruned", QUICK, arguments)
-    assert "Written to latency.json and speed.png." in result.err
+    assert "Written to latency.json and speed.png." in done("full pruned", QUICK, arguments).err
     pixels("speed.png")
 
 

@@ -33,7 +33,7 @@ USUAL = f"{PAIR} {SMALL} -o out"
 @pytest.fixture(autouse=True)
 def _model_and_text():
     tiny_family("model", "m2m_100", dtype="F16")
-    write_parallel(Path("data"), train=40, val=8)
+    write_parallel("data", train=40, val=8)
 
 
 run, done = both(finetune)
@@ -142,7 +142,7 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(reduced):
         calls.done(prune_heads, "full --metric random --ratio 0.4 --config-only -o config")
     else:
         shutil.copytree("full", "config")
-    change_config(Path("config"), encoder_ffn_dim=1 << 38)
+    change_config("config", encoder_ffn_dim=1 << 38)
     result = run("--from-scratch config", USUAL)
     refused(result, "config/config.json: its model of ", 1)
     assert re.search(r"of [\d,]{15,} parameters takes", result.err)
@@ -152,8 +152,8 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(reduced):
 def test_a_config_of_a_damaged_history_from_scratch():
     tiny_family("full", "m2m_100")
     calls.done(prune_heads, "full --metric random --ratio 0.4 --config-only -o config")
-    mark = config_of(Path("config"))["prunecli"]
-    change_config(Path("config"), prunecli={**mark, "history": "."})
+    mark = config_of("config")["prunecli"]
+    change_config("config", prunecli={**mark, "history": "."})
     result = run("--from-scratch config", USUAL)
     refused(result, 'config.json: the value under "prunecli" is damaged', 1)
     assert not Path("out").exists()

@@ -135,8 +135,7 @@ def test_a_recipe_knows_a_model_by_its_commit(hub, monkeypatch):
     assert "again: up to date" in second.err
     hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT)
     commit_of.cache_clear()
-    third = call(run, "recipe.yaml")
-    assert "up to date" not in third.err
+    assert "up to date" not in call(run, "recipe.yaml").err
     config = json_of("out/fewer/config.json")
     assert config["prunecli"]["history"][0]["source"]["revision"] == OTHER_COMMIT
 
@@ -201,7 +200,7 @@ def test_streaming_gives_what_fetching_gives_and_says_what_came(name):
     assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
     assert not list(Path().glob("cache/**/*.safetensors"))
     call(command, options, "-o local")
-    assert digests(Path("streamed")) == digests(Path("local"))
+    assert digests("streamed") == digests("local")
     assert "is in the cache and read from there" in call(command, options, "--stream --dry-run").err
 
 

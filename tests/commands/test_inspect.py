@@ -70,12 +70,12 @@ def test_heads_are_one_line_a_kind_until_some_are_removed(tiny):
     assert re.search(r"encoder +4 +2\b", text)
 
 
-def test_changed_ffns_are_one_line(tmp_path):
-    source = tiny_layout(tmp_path / "source", "bart")
+def test_changed_ffns_are_one_line():
+    source = tiny_layout("source", "bart")
     assert "FFN:" not in done(source).out
     encoder, decoder = ([f"model.{side}.layers.{n}" for n in range(2)] for side in ("encoder", "decoder"))
     changes = {encoder[1]: {"shared_with": encoder[0]}, **{name: {"removed": True} for name in decoder}}
-    reduced = write_changed(source, tmp_path / "reduced", "bart", changes)
+    reduced = write_changed(source, "reduced", "bart", changes)
     assert "\nFFN: encoder 1 shares layer 0's; decoder 0-1 removed\n" in done(reduced).out
     found = {ffn["name"]: ffn for ffn in as_json(reduced)["ffns"]}
     assert found[encoder[1]]["shared_with"] == encoder[0]
@@ -113,10 +113,10 @@ def test_an_undeclared_family_is_counted_as_other():
     assert as_json(directory)["modules"]["model.shared"] == ["model.shared.weight"]
 
 
-def test_a_found_family_is_counted_by_part(tmp_path):
-    parameters = dict(saved("granite", tmp_path).named_parameters())
-    assert "Found by asking GraniteForCausalLM" in done(tmp_path).err
-    held = as_json(tmp_path)
+def test_a_found_family_is_counted_by_part():
+    parameters = dict(saved("granite", "model").named_parameters())
+    assert "Found by asking GraniteForCausalLM" in done("model").err
+    held = as_json("model")
     named = {"embeddings": "embed|lm_head", "attention": "self_attn", "ffn": "mlp", "norm": "norm"}
     assert {part: amount["parameters"] for part, amount in held["parts"].items()} == {
         part: sum(one.numel() for name, one in parameters.items() if re.search(pattern, name))

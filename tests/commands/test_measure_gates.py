@@ -38,18 +38,16 @@ LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder():
     tiny_nllb_moe("model", pickled=True, shards=3)
     write_files("text", dict.fromkeys(("val.eng_Latn", "val.fra_Latn", "val.deu_Latn"), LINES))
-    return tmp_path
 
 
 run, done = both(collect_gates)
 
 
 def test_all_pairs_of_the_text(folder):
-    made = done("model --data text")
-    assert "eng_Latn-fra_Latn" in made.out
+    assert "eng_Latn-fra_Latn" in done("model --data text").out
     found = read_gates("gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"
@@ -87,11 +85,10 @@ def model(shared_path):
 
 
 @pytest.fixture
-def text_folder(tmp_path):
+def text_folder():
     Path("prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     Path("code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
     Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
-    return tmp_path
 
 
 def test_texts_are_entries(model, text_folder):
@@ -128,7 +125,7 @@ def test_what_cannot_be_is_refused_in_a_line(refusal, model, text_folder):
 def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type):
     made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
     made.save_pretrained("model")
-    write_sentinels(Path("model"))
+    write_sentinels("model")
     done("model --text prose.txt --text chat=prose.txt")
     gates = read_gates("gates.json")
     checkpoint = open_model("model")
@@ -243,10 +240,9 @@ main(sys.argv[4:])
 
 
 @pytest.fixture
-def shared_folder(tmp_path):
+def shared_folder():
     tiny_nllb_moe("model", experts=16)
     write_files("data", dict.fromkeys(("val.eng_Latn", "val.fra_Latn"), SENTENCES))
-    return tmp_path
 
 
 def alone(*more: str) -> str:
@@ -261,31 +257,25 @@ def alone(*more: str) -> str:
     return result.err
 
 
-def assert_same(path: Path) -> None:
-    """The file is that of one process, which had nothing to go on from."""
-    assert "Resuming" not in alone("-o one.json")
-    assert content(path) == content(path.with_name("one.json"))
-
-
-def left(shared_folder: Path) -> list[str]:
-    known = {"model", "data", "waiting"}
-    return sorted(path.name for path in shared_folder.iterdir() if path.name not in known)
+def left() -> set[str]:
+    return {*names()}.difference(("model", "data", "waiting"))
 
 
 def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(shared_folder):
-    first, second = ended(start(shared_folder, "kill 1 3", GATES, code=DRIVER))
+    first, second = ended(start("kill 1 3", GATES, code=DRIVER))
     assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
     assert "process 0 of 2 stops: " in first[2]
     assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
-    assert left(shared_folder) == [".gates.json.partial"]
+    assert left() == {".gates.json.partial"}
     assert "Resuming from .gates.json.partial: 4 batches are done." in alone()
-    assert left(shared_folder) == ["gates.json"]
-    assert_same(shared_folder / "gates.json")
+    assert left() == {"gates.json"}
+    assert "Resuming" not in alone("-o one.json")
+    assert content("gates.json") == content("one.json")
 
 
 def test_control_c_ends_all(shared_folder):
     """The terminal, or torchrun, hands the signal to each."""
-    processes = start(shared_folder, "wait 1 3", GATES, code=DRIVER)
+    processes = start("wait 1 3", GATES, code=DRIVER)
     deadline = time.monotonic() + 60
     while not Path("waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -295,5 +285,5 @@ def test_control_c_ends_all(shared_folder):
     assert 0 not in (first[0], second[0])
     assert first[1] == second[1] == ""
     assert "Kept in .gates.json.partial: the same command resumes from it." in first[2]
-    assert left(shared_folder) == [".gates.json.partial"]
+    assert left() == {".gates.json.partial"}
     assert "Resuming from .gates.json.partial" in alone()

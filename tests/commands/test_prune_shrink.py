@@ -113,8 +113,7 @@ def test_an_interrupted_search_is_resumed(model, monkeypatch):
     assert run(given).status != 0
     monkeypatch.setattr(module, "apply", apply)
     monkeypatch.setattr(levers, "measure_gradients", None)  # the scores are there
-    result = done(given)
-    assert "Resuming an unfinished run" in result.err
+    assert "Resuming an unfinished run" in done(given).err
     assert not list(Path().glob("*unfinished*"))
 
 

@@ -6,9 +6,8 @@ from prunecli.commands.prune import prune_ffn
 from prunecli.commands.share import share_attention, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests.commands.calls import both, call, names, refusals, refused
+from tests.contracts.method_contract import written
 from tests.ffn_layouts import tiny
 from tests.selections import kept_heads
 
@@ -115,7 +114,7 @@ def test_the_table_says_what_is_made(model):
 
 def test_the_history_names_no_stack_that_the_model_lacks(models):
     done(models["llama"], "--decoder share -o shared")
-    arguments = open_model(Path("shared")).structure.history[-1]["arguments"]
+    arguments = open_model("shared").structure.history[-1]["arguments"]
     assert arguments["decoder"] == "share"
     assert "encoder" not in arguments
 
@@ -183,18 +182,13 @@ def test_refusals_for_attentions(refusal, models):
     assert names() == []
 
 
-def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
-    opened = open_model(source)
-    apply(opened, cut(opened, kept_heads(kept)), Path(output))
-    return output
-
-
 def test_numbers_of_heads_must_be_equal(model, models):
     first, second = (f"{ENCODER}.self_attn".format(n) for n in range(2))
-    uneven = pruned(model, "uneven", {first: (0, 1), second: (2,)})
+    uneven = written(model, kept_heads({first: (0, 1), second: (2,)}), "uneven")
     refused(share(uneven, "--encoder share"), "different numbers of heads (1, 2, 4)")
     name = "encoder.block.{}.layer.0.SelfAttention"
-    others = pruned(models["t5"], "others", {name.format(n): (n, 3) for n in range(3)})
+    kept = kept_heads({name.format(n): (n, 3) for n in range(3)})
+    others = written(models["t5"], kept, "others")
     refused(share(others, "--encoder share"), "positions of its own")
     shared(others, "--encoder share --init last -o last")
     attentions = open_model("last").layout.attentions

@@ -50,8 +50,7 @@ def test_shared_blocks_and_no_reduction(model):
     inner = (4 + width) // 2 // 2 * 2
     after = rows * 4 + (2 * inner // 2 + inner) + ((4 + inner) * width + width) + 4 * width
     assert found["embedding_parameters_after"] == after
-    shown = call(inspect, "factorised-embeddings")
-    assert "one block a layer, no reduction" in shown.out
+    assert "one block a layer, no reduction" in call(inspect, "factorised-embeddings").out
     other = run(model, SMALL, "--no-reduction --force")
     refused(other, f"Give --expand-dim {width}, or leave it out")
 
@@ -64,8 +63,7 @@ def test_shared_blocks_and_no_reduction(model):
     ],
 )
 def test_text_weighs_tokens(model, options, described):
-    result = done(model, SMALL, options, "-o weighed")
-    assert "counts alike" not in result.err
+    assert "counts alike" not in done(model, SMALL, options, "-o weighed").err
     run(model, SMALL, "-o plain --quiet")
     maps = [weights(name)["transformer.wte.map.weight"] for name in ("weighed", "plain")]
     assert not np.array_equal(*maps)

@@ -24,7 +24,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.options import Options
 from prunecli.pipeline import apply
 from prunecli.results.decisions import FILE
-from prunecli.selection.cut import cut
+from prunecli.selection.cut import Selection, cut
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
@@ -32,8 +32,8 @@ from tests.families.records import CASES, DISTINCT
 from tests.opening import load
 from tests.tiny import config_of
 
-Decide = Callable[[Checkpoint], Rewrite] | Options
-"""A decision, or the options of a command, which decides by them."""
+Decide = Callable[[Checkpoint], Rewrite] | Options | Selection
+"""A decision, what is kept, or the options of a command, which decides by them."""
 COMMANDS: Mapping[type, tuple[Callable[..., Any], Callable[..., Rewrite]]] = {
     ExpertOptions: (plan_experts, cut),
     HeadOptions: (plan_heads, cut),
@@ -41,6 +41,7 @@ COMMANDS: Mapping[type, tuple[Callable[..., Any], Callable[..., Rewrite]]] = {
     LayerOptions: (plan_layers, cut),
     FfnOptions: (plan_ffn, rewrite_shared),
     AttentionOptions: (plan_attention, rewrite_shared),
+    Selection: (lambda _, chosen: chosen, cut),
 }
 """Kind of options -> what chooses by them, and what makes a rewrite of the choice."""
 

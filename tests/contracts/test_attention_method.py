@@ -1,4 +1,3 @@
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,5 +165,5 @@ class TestComposition(AttentionSharing, InSteps):
         assert [layer.is_shared for layer in attentions] == [False, True]
         held = weights(source)
         held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
-        copies = written(write_copy(source, Path("copies"), held), shorter, "short-copies")
+        copies = written(write_copy(source, "copies", held), shorter, "short-copies")
         assert_near(logits(short), logits(copies))

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
-from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
+from tests.contracts.method_contract import written
 from tests.families import cutting, tiny, tiny_family
 from tests.reference import channels as reference
 from tests.tiny import config_of
@@ -38,7 +38,7 @@ def test_a_cut_model_is_the_one_over_its_channels(model, data):
     heads = checkpoint.config["num_attention_heads"]
     count = data.draw(st.integers(1, len(axis.ids) // heads - 1)) * heads
     kept = sorted(data.draw(st.permutations(axis.ids))[:count])
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: kept}, step=STEP)), "out", force=True)
+    written(model, Selection({axis.name: kept}, step=STEP), "out", force=True)
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = AutoModelForCausalLM.from_pretrained("out", dtype=torch.float32)
     assert found.config.hidden_size == count
@@ -92,9 +92,9 @@ def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one():
     every.append({name: ids for kept in every for name, ids in kept.items()})
     paths = ["model"]
     for number, kept in enumerate(every):
-        checkpoint = open_model(paths[-1] if number < len(kinds) else paths[0])
+        source = paths[-1 if number < len(kinds) else 0]
         paths.append(str(number))
-        apply(checkpoint, cut(checkpoint, Selection(kept, step=STEP)), paths[-1])
+        written(source, Selection(kept, step=STEP), paths[-1])
     one, other = (load_file(f"{folder}/model.safetensors") for folder in paths[-2:])
     torch.testing.assert_close(one, other, rtol=0, atol=0)
     configs = [config_of(folder) for folder in paths[-2:]]

@@ -83,24 +83,11 @@ def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
         **{
             step: lambda source, output, own=own: written(source, own, output) for step, own in chosen.items()
         },
-        "embeddings": lambda source, output: factorised(source, output),
+        "embeddings": factorised,
         "cache": cached,
         "vocabulary": lambda source, output: trimmed(source, output, LINES),
         "finetune": lambda source, output: finetuned(case, source, output),
     }
-
-
-def order_of(case: str, order: tuple[str, ...]) -> tuple[str, ...]:
-    """Without the steps that the family has no use for."""
-    return order if case == "nllb-moe" else tuple(step for step in order if step != "experts")
-
-
-def composed(case: str, order: tuple[str, ...], folder: str) -> list[Path]:
-    """The source, and the checkpoint after each step."""
-    paths, known = [tiny(f"{folder}/source", case)], steps(case)
-    for number, step in enumerate(order):
-        paths.append(known[step](paths[-1], Path(f"{folder}/{number}-{step}")))
-    return paths
 
 
 def check(path: Path, order: tuple[str, ...]) -> None:
@@ -123,11 +110,19 @@ def check(path: Path, order: tuple[str, ...]) -> None:
         assert torch.equal(*found)
 
 
+def composed(case: str, order: tuple[str, ...], folder: str) -> Path:
+    """The checkpoint after these steps, without those that the family has no use for; it is checked."""
+    path, known = tiny(f"{folder}/source", case), steps(case)
+    wanted = order if case == "nllb-moe" else tuple(step for step in order if step != "experts")
+    for number, step in enumerate(wanted):
+        path = known[step](path, Path(f"{folder}/{number}-{step}"))
+    check(path, wanted)
+    return path
+
+
 def again(case: str, path: Path) -> Path:
-    change = open_model(path).layout.require_tables().change.input
-    is_unit = change is not None and not change.cached
     chain = [
-        lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
+        lambda at, to: factorised(at, to, side="input", map_dim=2),
         lambda at, to: written(at, HEADS, to),
         lambda at, to: written(at, FfnOptions(**{side_of(case): "drop"}, dense_only=True), to),
         lambda at, to: trimmed(at, to, LINES[:1]),
@@ -141,9 +136,7 @@ def again(case: str, path: Path) -> Path:
 
 @pytest.mark.parametrize("case", ["nllb-moe", "t5", "bert", "phi3", "gemma2"])
 def test_reductions_compose(case):
-    wanted = order_of(case, ORDERS[2])
-    *_, last = composed(case, wanted, "made")
-    check(last, wanted)
+    last = composed(case, ORDERS[2], "made")
     further = again(case, last)
     assert torch.isfinite(logits_of(load(further))).all()
     before = open_model(last)
@@ -155,9 +148,7 @@ def test_reductions_compose(case):
 
 @pytest.mark.parametrize("case", ["nllb-moe", "qwen2"])
 def test_reductions_and_training_compose(case):
-    wanted = order_of(case, TRAINED)
-    *_, last = composed(case, wanted, "made")
-    check(last, wanted)
+    composed(case, TRAINED, "made")
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "t5"])
@@ -165,10 +156,7 @@ def test_the_order_changes_only_the_tables_of_tokens(case):
     """They are fitted to the rows that there are."""
     held = []
     for number, order in enumerate(ORDERS[:2]):
-        wanted = order_of(case, order)
-        *_, last = composed(case, wanted, str(number))
-        check(last, wanted)
-        opened = open_model(last)
+        opened = open_model(composed(case, order, str(number)))
         tables = opened.layout.require_tables()
         fitted = (f"{tables.input}.", f"{tables.output}.")
         held.append(

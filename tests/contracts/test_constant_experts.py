@@ -37,28 +37,28 @@ PROSE = ("the hen and a hat", "a", "the hat is in the inn", "no hen")
 CODE = ("if x: return y, else no", "x - 1")
 
 TEXTS = "--lines --text prose=prose --text code=code"
+SUMS = Path("gates.outputs.safetensors")
 MEASURED = f"{TEXTS} --mean-outputs --context 8 --batch-tokens 32"
 
 collect = partial(call, collect_gates)
 prune = partial(call, prune_experts)
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(autouse=True)
+def _texts():
     for name, lines in (("prose", PROSE), ("code", CODE)):
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    return tmp_path
+        Path(name).write_text("\n".join(lines) + "\n")
 
 
-def measured(folder: Path, model_type: str) -> Path:
+def measured(model_type: str) -> Path:
     """A tiny model, its gates.json and the sums of outputs; each type is measured once."""
-    source, kept = folder / "full", folder.parent / f"measured-{model_type}"
-    if kept.is_dir():
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
-        return source
-    save_mixture(source, model_type)
+    kept = f"../measured-{model_type}"
+    if Path(kept).is_dir():
+        shutil.copytree(kept, ".", dirs_exist_ok=True)
+        return Path("full")
+    source = save_mixture("full", model_type)
     done(collect_gates, source, MEASURED)
-    shutil.copytree(folder, kept)
+    shutil.copytree(".", kept)
     return source
 
 
@@ -107,19 +107,19 @@ def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) ->
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_full_model_with_means(model_type, folder):
-    source = measured(folder, model_type)
+def test_the_full_model_with_means(model_type):
+    source = measured(model_type)
     by_hand = [outputs_by_hand(source, model_type, lines) for lines in (PROSE, CODE)]
-    _, stored = read_outputs(folder / "gates.outputs.safetensors")
+    _, stored = read_outputs(SUMS)
     layers = open_model(source).mixtures
     for text, own in zip(("prose", "code"), by_hand, strict=True):
         for layer, (sums, _) in zip(layers, own, strict=True):
             torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-5, atol=1e-6)
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
-    write_json(folder / "ids.json", {"kept": kept})
+    write_json("ids.json", {"kept": kept})
     done(prune_experts, source, "--keep ids.json --constant-experts --for prose,code -o out")
-    step = config_of(folder / "out")["prunecli"]["history"][-1]
+    step = config_of("out")["prunecli"]["history"][-1]
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
@@ -142,12 +142,12 @@ def test_the_full_model_with_means(model_type, folder):
         stock_class(model_type).from_pretrained("out")
 
 
-def test_as_vllm_reads_it(folder):
-    source = measured(folder, "mixtral")
+def test_as_vllm_reads_it():
+    source = measured("mixtral")
     options = "--ratio 0.5 --strategy global-threshold --min 2 --constant-experts"
     done(prune_experts, source, options, "-o out")
-    config = config_of(folder / "out")
-    before, after = (load_file(folder / name / "model.safetensors") for name in ("full", "out"))
+    config = config_of("out")
+    before, after = (load_file(f"{name}/model.safetensors") for name in ("full", "out"))
     assert config["architectures"] == ["MixtralForCausalLM"]
     assert config["num_local_experts"] == 8
     assert sum(map(len, config["approximate_experts"].values())) == 12
@@ -165,8 +165,8 @@ def test_as_vllm_reads_it(folder):
     assert any(name.endswith("gate.weight") for name in set(before) & set(after))
 
 
-def test_it_is_evaluated_and_changed_no_more(folder):
-    measured(folder, "qwen3_moe")
+def test_it_is_evaluated_and_changed_no_more():
+    measured("qwen3_moe")
     done(prune_experts, "full --ratio 0.5 --constant-experts -o out")
     done(evaluate, "full out --task lm --text prose=prose --context 8")
     refused(collect("out --text prose=prose -o again.json"), "constants stand for experts", 1)
@@ -177,63 +177,60 @@ def test_it_is_evaluated_and_changed_no_more(folder):
         (prune_layers, "--keep 0,1"),
     ):
         refused(call(command, "out", options, "-o again"), "constants stand for experts", 1)
-    assert "## Constants" in (folder / "out" / "README.md").read_text()
+    assert "## Constants" in Path("out/README.md").read_text()
     with pytest.raises(ValueError, match="copy the directory"):
         load_model("out", device="cpu").save_pretrained("copy")
 
 
-def of_another_run(folder: Path) -> None:
-    path = folder / "gates.outputs.safetensors"
-    write_outputs(path, "sha256:0", [read_outputs(path)[1]])
+def of_another_run() -> None:
+    write_outputs(SUMS, "sha256:0", [read_outputs(SUMS)[1]])
 
 
-def cut_off(folder: Path) -> None:
-    path = folder / "gates.outputs.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
+def cut_off() -> None:
+    SUMS.write_bytes(SUMS.read_bytes()[:100])
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / "gates.json").unlink(), "gates.json: no such file"),
-        (lambda folder: (folder / "gates.outputs.safetensors").unlink(), "no such file"),
+        (Path("gates.json").unlink, "gates.json: no such file"),
+        (SUMS.unlink, "no such file"),
         (of_another_run, "is of another run"),
         (cut_off, "is damaged"),
     ],
 )
-def test_bad_sums_are_said_plainly(folder, damage, said):
-    measured(folder, "qwen3_moe")
-    damage(folder)
+def test_bad_sums_are_said_plainly(damage, said):
+    measured("qwen3_moe")
+    damage()
     for metric in ("reap", "random"):
         refused(prune(f"full --ratio 0.5 --metric {metric} --constant-experts -o out"), said, 1)
-    assert not (folder / "out").exists()
+    assert not Path("out").exists()
 
 
-def test_stacked_experts_are_refused(folder):
-    measured(folder, "granitemoe")
+def test_stacked_experts_are_refused():
+    measured("granitemoe")
     refused(prune("full --ratio 0.5 --constant-experts -o out"), "are stacked in one tensor", 1)
 
 
-def test_layer_by_layer_to_the_last_bit(folder):
-    measured(folder, "deepseek_v3")
+def test_layer_by_layer_to_the_last_bit():
+    measured("deepseek_v3")
     done(collect_gates, "full", MEASURED, "--memory 4GiB -o layers.json")
-    one, other = (read_outputs(folder / f"{name}.outputs.safetensors")[1] for name in ("gates", "layers"))
+    one, other = (read_outputs(Path(f"{name}.outputs.safetensors"))[1] for name in ("gates", "layers"))
     assert all(values.any() for values in one.values())
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_experts_that_hand_out_no_outputs(folder):
-    source = save_mixture(folder / "full", "llama4_text")
+def test_experts_that_hand_out_no_outputs():
+    source = save_mixture("full", "llama4_text")
     refused(collect(source, "--text prose=prose --mean-outputs"), "hand out no outputs", 1)
-    assert not (folder / "gates.json").exists()
+    assert not Path("gates.json").exists()
 
 
-def test_a_text_without_sums(folder):
-    measured(folder, "qwen3_moe")
-    path = folder / "gates.outputs.safetensors"
-    fingerprint, stored = read_outputs(path)
-    write_outputs(path, fingerprint, [{key: value for key, value in stored.items() if key[0] == "code"}])
+def test_a_text_without_sums():
+    measured("qwen3_moe")
+    fingerprint, stored = read_outputs(SUMS)
+    write_outputs(SUMS, fingerprint, [{key: value for key, value in stored.items() if key[0] == "code"}])
     assert prune("full --ratio 0.5 --for code --constant-experts -o out").status == 0
     refused(prune("full --ratio 0.5 --constant-experts -o other"), "'prose'", 1)
     with pytest.raises(StatisticsError, match="no such file"):
-        read_outputs(folder / "nowhere")
+        read_outputs(Path("nowhere"))

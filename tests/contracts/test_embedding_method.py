@@ -17,7 +17,7 @@ from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut
+from prunecli.selection.cut import Selection
 from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
 from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
 from tests.families import tiny_family
@@ -179,7 +179,7 @@ def test_a_row_of_zeros_stays_one():
     source = tiny_family("plain", "m2m_100")
     held = weights(source)
     held["model.shared.weight"][1] = 0
-    out = factorised(write_copy(source, Path("source"), held), "out")
+    out = factorised(write_copy(source, "source", held), "out")
     assert config_of(out)["prunecli"]["embedding"]["input"]["zero_padding"]
     unit = load(out).get_input_embeddings()
     assert not unit(torch.tensor([1])).any()
@@ -190,9 +190,7 @@ def test_a_row_of_zeros_stays_one():
 @both_sides_of_every_layout
 def test_tokens_are_cut_from_the_map_table(case, made, side):
     kept = [*range(5), *range(8, 40)]
-
-    def fewer(opened: Checkpoint) -> Rewrite:
-        return cut(opened, Selection({"tokens": kept}, files={"tokenizer.json": None}))
+    fewer = Selection({"tokens": kept}, files={"tokenizer.json": None})
 
     out = made(case, side=side)
     whole, part = load(out), load(written(out, fewer, "less"))
@@ -265,7 +263,7 @@ def test_a_value_that_is_not_finite():
     source = tiny_family("source", "gpt2")
     held = weights(source)
     held["transformer.wte.weight"][7, 3] = np.nan
-    write_copy(source, Path("odd"), held)
+    write_copy(source, "odd", held)
     with pytest.raises(CheckpointError, match="row 7 holds a value that is not finite"):
         factorised("odd", "out")
     assert not Path("out").exists()

@@ -108,7 +108,7 @@ class TestKinds(HeadPruning):
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
-            written(source, lambda opened: keeping_heads(opened, gone, self.cast), kind)  # noqa: B023
+            written(source, kept_heads(gone), kind)
             zeros = {layer.name: torch.zeros(layer.count) for layer in layers if layer.name in gone}
             with masked_heads(original, layers, zeros):
                 masked = logits_of(original)

@@ -17,6 +17,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import done
+from tests.contracts.method_contract import written
 from tests.families import tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
 from tests.opening import load
@@ -131,8 +132,7 @@ def test_layers_with_numbers_of_their_own(model_type):
 def test_they_are_measured_and_pruned_again():
     """In memory and layer by layer; what then has one number for all layers is a stock model again."""
     source, output = save_mixture("source", "qwen3_moe"), "pruned"
-    checkpoint = open_model(source)
-    apply(checkpoint, cut(checkpoint, kept_experts(uneven(checkpoint, "qwen3_moe"))), output)
+    written(source, kept_experts(uneven(open_model(source), "qwen3_moe")), output)
     Path("text").write_text("the hen and a hat in the inn\n" * 20)
     found = []
     for options in ("-o whole.json", "-o layers.json --memory 4GiB"):
@@ -167,8 +167,7 @@ def test_a_limit_that_is_none_stays_infinity():
     """Nemotron-H's published configs have such a limit; transformers 5 writes it in a form of its own."""
     source, output = save_mixture("source", "nemotron_h"), "pruned"
     change_config(source, time_step_limit=[0.0, float("inf")])
-    checkpoint = open_model(source)
-    apply(checkpoint, cut(checkpoint, kept_experts(some_experts(checkpoint))), output)
+    written(source, kept_experts(some_experts(open_model(source))), output)
     assert config_of(output)["time_step_limit"] == [0.0, float("inf")]
     assert load(output).config.time_step_limit[1] == float("inf")
 
@@ -176,10 +175,10 @@ def test_a_limit_that_is_none_stays_infinity():
 def test_quantised_layers_with_numbers_of_their_own():
     source, output = Path("stored"), "pruned"
     made = save_mixture("made", "mixtral")
-    quantise(made, source, Path("plain"), "fp8", lambda name: ".experts." in name)
+    quantise(made, source, "plain", "fp8", lambda name: ".experts." in name)
     checkpoint = open_model(source)
     kept = uneven(checkpoint, "mixtral")
-    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    written(source, kept_experts(kept), output)
     full = load(source)
     expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
     pruned = load(output)

@@ -101,7 +101,7 @@ def test_the_least_that_a_router_with_groups_needs_stays():
 def test_what_is_quantised_and_how_far():
     plain = tiny_family("plain", "llama")
     source = Path("stored")
-    quantise(plain, source, Path("decoded"), "fp8", lambda name: ".mlp." in name)
+    quantise(plain, source, "decoded", "fp8", lambda name: ".mlp." in name)
     found = call(inspect, source, "--json").json
     weights = 3 * 3  # of each layer
     assert found["quantisation"]["method"] == "fp8"
@@ -119,7 +119,7 @@ def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(monk
     plain = write(Path("plain"), "qwen3_moe", hidden_size=32, max_position_embeddings=32)
     write_plain_tokenizer(plain)
     source = Path("stored")
-    quantise(plain, source, Path("decoded"), "fp8", lambda name: name.endswith("_proj.weight"))
+    quantise(plain, source, "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
     monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "resident_now", lambda: 300 << 20)
     monkeypatch.setattr(capacity, "found_device", lambda: torch.device("cpu"))
@@ -219,8 +219,8 @@ def test_layer_by_layer_is_named_where_the_command_can(folder, monkeypatch):
 
 def test_of_quantised_language_models_too(folder, monkeypatch):
     tiny_mixture("glm4_moe").bfloat16().save_pretrained("plain")
-    write_plain_tokenizer(Path("plain"))
-    quantise(Path("plain"), Path("glm"), Path("decoded"), "fp8", lambda name: "experts." in name)
+    write_plain_tokenizer("plain")
+    quantise("plain", "glm", "decoded", "fp8", lambda name: "experts." in name)
     free = sum(2 * info.numel for info in open_model("glm").unquantised.values()) * 9 // 10
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)

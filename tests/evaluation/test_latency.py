@@ -271,7 +271,7 @@ def in_this_process(command, **options):
 
 @pytest.mark.parametrize("task", ["mlm", "embedding"])
 def test_load_time_and_peak_memory_of_a_process_of_its_own(text, monkeypatch, task):
-    sentence_model(Path("full")) if task == "embedding" else tiny_family("full", "roberta")
+    sentence_model("full") if task == "embedding" else tiny_family("full", "roberta")
     if task == "mlm":
         monkeypatch.setattr(latency, "measure_cost", run_task)
     else:  # what a process of its own does; that of a failure is real

@@ -59,8 +59,7 @@ def test_losses_are_those_of_the_models(models):
     ],
 )
 def test_every_command_checks_on_request(command, case, arguments, models):
-    without = done(command, models[case], arguments, "-o without")
-    assert "Loss on" not in without.out
+    assert "Loss on" not in done(command, models[case], arguments, "-o without").out
     text = "." if case == "m2m_100" else "text.txt"
     result = done(command, models[case], arguments, f"--check {text} -o out")
     assert "Loss on" in result.out

@@ -316,7 +316,7 @@ KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
 
 @pytest.mark.parametrize("model_type", KINDS)
 def test_every_kind_of_layer(model_type):
-    path = save_mixture(Path("model"), model_type)
+    path = save_mixture("model", model_type)
     found, work = layered(path)
     assert_same(found, whole(path, own=True))
     np.testing.assert_allclose(found.nats, whole(path).nats, rtol=1e-6)
@@ -325,7 +325,7 @@ def test_every_kind_of_layer(model_type):
 
 
 def test_a_family_that_runs_whole_is_refused():
-    path = save_mixture(Path("model"), "kimi_linear")
+    path = save_mixture("model", "kimi_linear")
     Path("text").write_text("the hen\n")
     data = TextChoice(files=("text",)).read("lm")
     with pytest.raises(UsageError, match="a model of type kimi_linear is measured with the whole"):

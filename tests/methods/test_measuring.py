@@ -46,7 +46,8 @@ OUTPUTS = {
 """Model type -> kind -> name of the module that mixes the units, below that of their owner."""
 
 
-def made(case: str, folder: Path) -> Path:
+def made(case: str) -> Path:
+    folder = Path("model")
     if case == "nllb-moe":
         return tiny_nllb_moe(folder)
     if case in ("llama", "gpt2"):
@@ -58,8 +59,8 @@ def made(case: str, folder: Path) -> Path:
     return folder
 
 
-def opened(case: str, folder: Path) -> tuple[Path, Checkpoint, Any]:
-    path = made(case, folder / "model")
+def opened(case: str) -> tuple[Path, Checkpoint, Any]:
+    path = made(case)
     return path, open_model(path), load(path)
 
 
@@ -84,8 +85,8 @@ def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", OUTPUTS)
-def test_scores_are_the_gradients_of_masks(case, tmp_path):
-    path, checkpoint, model = opened(case, tmp_path)
+def test_scores_are_the_gradients_of_masks(case):
+    path, checkpoint, model = opened(case)
     is_pair = case == "nllb-moe"
     kinds = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
     kinds += ["expert"] if "moe" in case else []
@@ -134,9 +135,9 @@ def test_scores_are_the_gradients_of_masks(case, tmp_path):
 
 
 @pytest.mark.parametrize("shared_out", [False, True])
-def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, tmp_path, monkeypatch):
+def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, monkeypatch):
     monkeypatch.setattr(stock_experts, "shares_out", lambda *_: shared_out)  # to threads, as large ones are
-    path, checkpoint, model = opened("qwen3_moe", tmp_path)
+    path, checkpoint, model = opened("qwen3_moe")
     scores = score_units(checkpoint, InMemory(model), lines(), ["unit"])["unit"].means()
     plain, total, tokens = load(path), 0.0, 0
     plain.set_experts_implementation("eager")
@@ -159,8 +160,8 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
     ("case", "kinds"),
     [*((case, ("head", "unit", "layer")) for case in OUTPUTS), ("qwen3_moe", ("unit",))],
 )
-def test_layer_by_layer_scores_are_the_same(case, kinds, tmp_path):
-    path = made(case, tmp_path / "model")
+def test_layer_by_layer_scores_are_the_same(case, kinds):
+    path = made(case)
     checkpoint, data = open_model(path), pairs() if case == "nllb-moe" else lines()
     wanted, found = (
         score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
@@ -191,9 +192,9 @@ def first_batch(path: Path, model: Any, data: Dataset) -> Batch:
 
 
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
-def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tmp_path):
+def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case):
     """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
-    path, checkpoint, model = opened(case, tmp_path)
+    path, checkpoint, model = opened(case)
     names, batch = StockNames(checkpoint, model), first_batch(path, model, lines(LINES[:1]))
     every = axes_of(checkpoint, "unit")
     scores = gradient_sums(InMemory(model), checkpoint, every, [batch])
@@ -211,8 +212,8 @@ def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case, tm
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3_moe"])
-def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
-    path, checkpoint, model = opened(case, tmp_path)
+def test_channels_are_scored_by_what_norms_hand_on(case):
+    path, checkpoint, model = opened(case)
     alone = score_units(checkpoint, InMemory(model), lines(), ["channel"])["channel"]
     beside = score_units(checkpoint, InMemory(model), lines(), ["channel", "layer"])["channel"]
     outputs = []
@@ -230,9 +231,9 @@ def test_channels_are_scored_by_what_norms_hand_on(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["dbrx", "jetmoe", "llama4_text", "switch_transformers"])
-def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
+def test_experts_of_classes_with_modules_of_their_own(case):
     """By differences of the loss: an expert's part is linear in its output weights."""
-    path, checkpoint, model = opened(case, tmp_path)
+    path, checkpoint, model = opened(case)
     data = (pairs if case == "switch_transformers" else lines)(LINES[:1])
     scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
     names, batch = StockNames(checkpoint, model), first_batch(path, model, data)
@@ -253,8 +254,8 @@ def test_experts_of_classes_with_modules_of_their_own(case, tmp_path):
         assert own[expert] == slope(model, batch, scale)
 
 
-def test_units_that_no_gradient_reaches_are_refused(tmp_path):
+def test_units_that_no_gradient_reaches_are_refused():
     """Reformer's layers compute their gradients themselves."""
-    _, checkpoint, model = opened("reformer", tmp_path)
+    _, checkpoint, model = opened("reformer")
     with pytest.raises(UnsupportedModelError, match="heads cannot be scored: no gradient reaches them"):
         score_units(checkpoint, InMemory(model), lines(LINES[:1]), ["head"])

@@ -96,35 +96,35 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("model_type", ["fsmt", "xlnet", "longformer"])
-def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type, tmp_path):
-    model = cutting.saved(model_type, tmp_path / "model")
+def test_padding_does_not_count_where_a_class_turns_or_extends_it(model_type):
+    model = cutting.saved(model_type, "model")
     both = model.config.is_encoder_decoder
-    opened = open_model(tmp_path / "model")
+    opened = open_model("model")
     together, tokens = measured(InMemory(model), opened, [batch_of((0, 1, 2), both)])
     alone, same = measured(InMemory(model), opened, [batch_of((row,), both) for row in range(3)])
     assert tokens == same
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=0)
 
 
-def test_ffns_beside_experts_run_once_layer_by_layer(tmp_path):
-    cutting.saved("gemma4_text", tmp_path / "model")
-    opened = open_model(tmp_path / "model")
+def test_ffns_beside_experts_run_once_layer_by_layer():
+    cutting.saved("gemma4_text", "model")
+    opened = open_model("model")
     given = (opened, choose_devices("cpu"), torch.float32)
     runners = [make_runner(*given, memory) for memory in (None, 8 << 30)]
     (_, tokens), (_, same) = (measured(runner, opened, [batch_of((0, 1), False)]) for runner in runners)
     assert tokens == same
 
 
-def test_positions_that_are_no_tokens_are_refused(tmp_path):
-    model = cutting.saved("cpmant", tmp_path / "model")
+def test_positions_that_are_no_tokens_are_refused():
+    model = cutting.saved("cpmant", "model")
     said = r"runs \[2, 38\] positions for texts of \[2, 6\] tokens"
     with pytest.raises(UnsupportedModelError, match=said):
-        measured(InMemory(model), open_model(tmp_path / "model"), [batch_of((0, 1), False)])
+        measured(InMemory(model), open_model("model"), [batch_of((0, 1), False)])
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
-def test_real_tokens_alone_count(case, tmp_path):
-    directory = tiny(tmp_path / "model", case)
+def test_real_tokens_alone_count(case):
+    directory = tiny("model", case)
     runner = InMemory(load(directory))
     both = runner.model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
@@ -137,10 +137,10 @@ def test_real_tokens_alone_count(case, tmp_path):
     torch.testing.assert_close(streamed, (found, tokens), rtol=0, atol=0)
 
 
-def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
+def test_one_ffn_for_encoder_and_decoder_is_measured_in_both():
     """Over the tokens of all layers, which are each of one side."""
-    source = tiny(tmp_path / "source", "m2m_100")
-    shared = written(source, FfnOptions(preset="SharedEncDec", init="first"), tmp_path / "shared")
+    source = tiny("source", "m2m_100")
+    shared = written(source, FfnOptions(preset="SharedEncDec", init="first"), "shared")
     model = load(shared)
     sums = []
     model.get_submodule("model.encoder.layers.0.fc2").register_forward_pre_hook(
@@ -153,11 +153,11 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path):
     np.testing.assert_allclose(found["model.encoder.layers.0"], np.sqrt(sum(sums) / tokens), rtol=1e-4)
 
 
-def test_activations_that_are_no_numbers(tmp_path):
-    source = tiny(tmp_path / "source", "llama")
+def test_activations_that_are_no_numbers():
+    source = tiny("source", "llama")
     held = weights(source)
     held["model.layers.1.mlp.up_proj.weight"][0] = np.nan
-    broken = write_copy(source, tmp_path / "broken", held)
+    broken = write_copy(source, "broken", held)
     said = r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
     with pytest.raises(PruneError, match=said):
         measured(InMemory(load(broken)), open_model(broken), [batch_of((0, 1), both=False)])

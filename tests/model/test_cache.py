@@ -53,20 +53,20 @@ STATES = ("qwen3_next", "lfm2_moe", "jamba")
     ("model_type", "dtype"),
     [*((name, torch.float32) for name in KINDS), *((name, torch.bfloat16) for name in STATES)],
 )
-def test_what_a_stock_class_keeps(model_type, dtype, tmp_path):
+def test_what_a_stock_class_keeps(model_type, dtype):
     model = tiny_mixture(model_type).to(dtype)
-    model.save_pretrained(tmp_path)
-    cache = find_cache(open_model(tmp_path))
+    model.save_pretrained("model")
+    cache = find_cache(open_model("model"))
     for length in (11, 24):
         assert cache.bytes(BATCH, length, dtype.itemsize) == cached_bytes(model, length)
     assert not cache.unknown
 
 
 @pytest.mark.parametrize("model_type", WINDOWS)
-def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
+def test_a_window_is_full_before_the_text_ends(model_type):
     model = tiny_mixture(model_type, **WINDOWS[model_type])
-    model.save_pretrained(tmp_path)
-    cache = find_cache(open_model(tmp_path))
+    model.save_pretrained("model")
+    cache = find_cache(open_model("model"))
     for length in (5, 7, 8, 9, 30):
         assert cache.bytes(BATCH, length, 4) == cached_bytes(model, length)
     assert any(layer.most is not None for layer in cache.layers)
@@ -75,18 +75,18 @@ def test_a_window_is_full_before_the_text_ends(model_type, tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "key"), [("mixtral", "sliding_window"), ("llama4_text", "attention_chunk_size")]
 )
-def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key, tmp_path):
-    tiny_mixture(model_type).save_pretrained(tmp_path)
-    change_config(tmp_path, "layer_types", **{key: 8})
-    cache = find_cache(open_model(tmp_path))
+def test_a_window_of_no_named_layers_is_said_and_counted_whole(model_type, key):
+    tiny_mixture(model_type).save_pretrained("model")
+    change_config("model", "layer_types", **{key: 8})
+    cache = find_cache(open_model("model"))
     assert len(cache.unknown) == 1
     assert all(layer.most is None for layer in cache.layers)
 
 
-def test_a_state_of_unknown_size_is_said(tmp_path):
-    tiny_mixture("qwen3_next").save_pretrained(tmp_path)
-    change_config(tmp_path, "linear_key_head_dim")
-    assert "(the first is 0)" in find_cache(open_model(tmp_path)).unknown[0]
+def test_a_state_of_unknown_size_is_said():
+    tiny_mixture("qwen3_next").save_pretrained("model")
+    change_config("model", "linear_key_head_dim")
+    assert "(the first is 0)" in find_cache(open_model("model")).unknown[0]
 
 
 @pytest.mark.parametrize("stated", [0, "8", None])

@@ -1,7 +1,6 @@
 """Models in other forms: GGUF files are decoded, adapters are merged into their base models."""
 
 import gc
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from prunecli.model import conversion
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.names import origin
 from tests.families import tiny_family
-from tests.tiny import PIECES, write_json
+from tests.tiny import PIECES, change_json
 
 
 @pytest.fixture(autouse=True)
@@ -89,20 +88,20 @@ def test_a_gguf_file_opens_with_its_values_and_tokenizer(tmp_path):
     assert not [*tmp_path.glob(".prunecli-*")]
 
 
-def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16(tmp_path):
-    source = tiny_family(tmp_path / "source", "qwen2", vocab_size=64, hidden_size=64, intermediate_size=96)
-    (tmp_path / "model").mkdir()
-    tensors = write_gguf(source, tmp_path / "model" / "a.gguf", quantised=True)
-    checkpoint = open_model(tmp_path / "model")
+def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16():
+    source = tiny_family("source", "qwen2", vocab_size=64, hidden_size=64, intermediate_size=96)
+    Path("model").mkdir()
+    tensors = write_gguf(source, "model/a.gguf", quantised=True)
+    checkpoint = open_model("model")
     for name, values in tensors.items():
         held = checkpoint.read(name).astype(np.float32)
         assert np.array_equal(held, torch.tensor(values).bfloat16().float().numpy()), name
-    write_gguf(source, tmp_path / "model" / "b.gguf")
+    write_gguf(source, "model/b.gguf")
     with pytest.raises(CheckpointError, match=r"in GGUF \(a.gguf\)"):
-        open_model(tmp_path / "model")
+        open_model("model")
 
 
-def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
+def _adapter(base: Path, folder: str, **changes: Any) -> dict[str, np.ndarray]:
     """Write an adapter whose updates are not zero; returns the weights of the base with the updates added."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -112,15 +111,14 @@ def _adapter(base: Path, folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     )
     adapted = peft.get_peft_model(model, config)
     adapted.save_pretrained(folder)
-    file = folder / "adapter_config.json"
-    write_json(file, json.loads(file.read_text()) | changes)
+    change_json(f"{folder}/adapter_config.json", **changes)
     return {name: value.numpy() for name, value in adapted.merge_and_unload().state_dict().items()}
 
 
-def test_an_adapter_is_merged_into_its_base(tmp_path):
-    base, folder = tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter"
+def test_an_adapter_is_merged_into_its_base():
+    base, folder = tiny_family("base", "llama"), "adapter"
     merged = _adapter(base, folder)
-    (folder / "chat_template.jinja").write_text("own")
+    Path("adapter/chat_template.jinja").write_text("own")
     said = []
     directory = conversion.checkpoint_directory(folder, say=said.append)
     assert said == [f"Merged with its base model {base}: {folder}"]
@@ -144,7 +142,7 @@ def test_an_adapter_is_merged_into_its_base(tmp_path):
         ({"r": 3}, "adapter: cannot be converted"),
     ],
 )
-def test_adapters_that_cannot_be_merged(changes, said, tmp_path):
-    _adapter(tiny_family(tmp_path / "base", "llama"), tmp_path / "adapter", **changes)
+def test_adapters_that_cannot_be_merged(changes, said):
+    _adapter(tiny_family("base", "llama"), "adapter", **changes)
     with pytest.raises(PruneError, match=said):
-        open_model(tmp_path / "adapter")
+        open_model("adapter")

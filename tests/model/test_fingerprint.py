@@ -16,19 +16,19 @@ FORMS = (
 
 
 @pytest.fixture
-def tiny(tmp_path):
-    return tiny_nllb_moe(tmp_path / "tiny")
+def tiny():
+    return tiny_nllb_moe("tiny")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_forms_of_one_model_agree(tiny, tmp_path, form):
-    other = tiny_nllb_moe(tmp_path / "other", **form)
+def test_forms_of_one_model_agree(tiny, form):
+    other = tiny_nllb_moe("other", **form)
     assert open_model(tiny).fingerprint == open_model(other).fingerprint
 
 
 @pytest.mark.parametrize("form", [{"seed": 1}, {"experts": 7}], ids=str)
-def test_other_models_differ(tiny, tmp_path, form):
-    other = tiny_nllb_moe(tmp_path / "other", **form)
+def test_other_models_differ(tiny, form):
+    other = tiny_nllb_moe("other", **form)
     assert open_model(tiny).fingerprint != open_model(other).fingerprint
 
 

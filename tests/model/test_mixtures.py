@@ -40,9 +40,10 @@ def saved(shared_path):
 
 
 def changed(
-    source: Path, directory: Path, tensors: Callable[[Tensors], Any], config: dict[str, Any] | None = None
+    source: Path, name: str, tensors: Callable[[Tensors], Any], config: dict[str, Any] | None = None
 ) -> Path:
     """A copy of the checkpoint with other tensors, and other values in config.json."""
+    directory = Path(name)
     directory.mkdir()
     held = load_file(source / "model.safetensors")
     tensors(held)
@@ -93,8 +94,8 @@ def quantised_router(tensors: Tensors) -> None:
         (same, {"num_local_experts": "8"}, "\"num_local_experts\" is '8', not a count"),
     ],
 )
-def test_what_cannot_be_is_refused(saved, tmp_path, change, config, message):
-    path = changed(saved("qwen3_moe"), tmp_path / "odd", change, config)
+def test_what_cannot_be_is_refused(saved, change, config, message):
+    path = changed(saved("qwen3_moe"), "odd", change, config)
     with pytest.raises(CheckpointError, match=message):
         open_model(path).check()
 
@@ -108,14 +109,14 @@ def test_what_cannot_be_is_refused(saved, tmp_path, change, config, message):
         ({"n_group": 1, "topk_group": 2}, "topk_group is 2, there are 1 groups"),
     ],
 )
-def test_groups_that_cannot_be(saved, tmp_path, config, message):
-    path = changed(saved("deepseek_v2"), tmp_path / "odd", same, config)
+def test_groups_that_cannot_be(saved, config, message):
+    path = changed(saved("deepseek_v2"), "odd", same, config)
     with pytest.raises(CheckpointError, match=message):
         open_model(path).check()
 
 
-def test_every_alias_of_the_count_is_rewritten(saved, tmp_path):
-    both = changed(saved("qwen3_moe"), tmp_path / "both", same, {"num_experts": 8})
+def test_every_alias_of_the_count_is_rewritten(saved):
+    both = changed(saved("qwen3_moe"), "both", same, {"num_experts": 8})
     checkpoint = open_model(both)
     kept = {layer.name: tuple(range(5)) for layer in checkpoint.mixtures}
     config = cut(checkpoint, kept_experts(kept)).config
@@ -123,7 +124,7 @@ def test_every_alias_of_the_count_is_rewritten(saved, tmp_path):
     assert "auto_map" not in config
 
 
-def test_a_count_within_another_key(tmp_path, saved):
+def test_a_count_within_another_key(saved):
     text = config_of(saved("qwen3_5_moe_text"))
     outer = {
         "model_type": "qwen3_5_moe",
@@ -135,7 +136,7 @@ def test_a_count_within_another_key(tmp_path, saved):
         for name in list(tensors):
             tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
 
-    path = changed(saved("qwen3_5_moe_text"), tmp_path / "images", within, outer)
+    path = changed(saved("qwen3_5_moe_text"), "images", within, outer)
     checkpoint = open_model(path)
     kept = {layer.name: (1, 2, 7) for layer in checkpoint.mixtures}
     assert len(kept) == 3
@@ -143,13 +144,13 @@ def test_a_count_within_another_key(tmp_path, saved):
     assert config["text_config"]["num_experts"] == 3
 
 
-def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
+def test_settings_of_a_quantisation_follow_the_experts(saved):
     settings = {
         "quant_method": "compressed-tensors",
         "ignore": ["lm_head", f"{EXPERT}.up_proj", "model.layers.2.mlp.experts.6.up_proj"],
         "dynamic": {"layers.2.mlp.experts.7.down_proj": {"bits": 8}},
     }
-    path = changed(saved("qwen3_moe"), tmp_path / "quantised", same, {"quantization_config": settings})
+    path = changed(saved("qwen3_moe"), "quantised", same, {"quantization_config": settings})
     checkpoint = open_model(path)
     kept = {layer.name: (0, 1, 2, 3, 4, 6, 7) for layer in checkpoint.mixtures}
     config = cut(checkpoint, kept_experts(kept)).config
@@ -161,15 +162,15 @@ def test_settings_of_a_quantisation_follow_the_experts(saved, tmp_path):
     with pytest.raises(PruneError, match="`dtype=float16`: the weights are quantised"):
         cut(checkpoint, kept_experts(kept, dtype="float16"))
     settings["ignore"] = ["re:.*experts.5.*"]
-    odd = changed(saved("qwen3_moe"), tmp_path / "pattern", same, {"quantization_config": settings})
+    odd = changed(saved("qwen3_moe"), "pattern", same, {"quantization_config": settings})
     checkpoint = open_model(odd)
     with pytest.raises(PruneError, match="name experts by number"):
         cut(checkpoint, kept_experts(kept))
 
 
-def test_constants_leave_the_other_settings_as_asked(saved, tmp_path):
+def test_constants_leave_the_other_settings_as_asked(saved):
     """This holds where no expert is removed, too; a key that config.json does not state is not set."""
-    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer)
+    path = changed(saved("glm4_moe"), "mtp", with_predicting_layer)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1, constant=True)
     config = config_of(path)
     for key in ("num_nextn_predict_layers", "left_out"):
@@ -192,19 +193,17 @@ def with_predicting_layer(tensors: Tensors) -> None:
     tensors["model.layers.3.eh_proj.weight"] = torch.zeros(32, 64)
 
 
-def test_layers_that_predict_further_tokens_can_be_dropped(saved, tmp_path):
+def test_layers_that_predict_further_tokens_can_be_dropped(saved):
     config = {"num_nextn_predict_layers": 1}
-    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
+    path = changed(saved("glm4_moe"), "mtp", with_predicting_layer, config)
     options = ExpertOptions(metric="random", ratio=0.5, mtp="drop", active=1)
     checkpoint = open_model(path)
     rewrite = cut(checkpoint, plan_experts(checkpoint, options))
-    applied = apply(checkpoint, rewrite, tmp_path / "dropped")
-    assert applied.stock_support.is_stock
+    assert apply(checkpoint, rewrite, "dropped").stock_support.is_stock
     assert rewrite.config["num_nextn_predict_layers"] == 0
     assert rewrite.config["num_experts_per_tok"] == 1
     assert rewrite.structure.of_kind("expert")["model.layers.3.mlp"].kept == ()
-    result = open_model(tmp_path / "dropped")
+    result = open_model("dropped")
     assert not any(name.startswith("model.layers.3.") for name in result.tensors)
     assert [layer.num_experts for layer in result.mixtures] == [4, 4]
-    model = Glm4MoeForCausalLM.from_pretrained(tmp_path / "dropped")
-    assert model.model.layers[1].mlp.gate.top_k == 1
+    assert Glm4MoeForCausalLM.from_pretrained("dropped").model.layers[1].mlp.gate.top_k == 1

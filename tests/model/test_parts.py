@@ -33,9 +33,9 @@ def layers_of(directory: Path, structure: Structure) -> list[FfnLayer]:
         ([], {f"{DECODER[0]}.encoder_attn": f"{DECODER[1]}.self_attn"}, {}, "which is of another kind"),
     ],
 )
-def test_what_cannot_be(removed, shared, widths, says, tmp_path):
+def test_what_cannot_be(removed, shared, widths, says):
     with pytest.raises(CheckpointError, match=says):
-        layers_of(tmp_path, Structure(shared=shared, removed=frozenset(removed), widths=widths))
+        layers_of("model", Structure(shared=shared, removed=frozenset(removed), widths=widths))
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_what_cannot_be(removed, shared, widths, says, tmp_path):
         {"widths": {"model.encoder.layers.3.ffn": 8}},
     ],
 )
-def test_a_mixture_of_experts_stays(tmp_path, changes):
+def test_a_mixture_of_experts_stays(changes):
     structure = {"version": 4, **changes}
     with pytest.raises(CheckpointError, match=r"tiny: config.json changes .*: a mixture of experts can be"):
-        open_model(tiny_nllb_moe(tmp_path / "tiny", config={"prunecli": structure})).layout.ffns
+        open_model(tiny_nllb_moe("tiny", config={"prunecli": structure})).layout.ffns
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_mixture_of_experts_stays(tmp_path, changes):
         ),
     ],
 )
-def test_description(structure, says, tmp_path):
-    assert describe_parts(layers_of(tmp_path, structure), structure.widths) == says
+def test_description(structure, says):
+    assert describe_parts(layers_of("model", structure), structure.widths) == says
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_description(structure, says, tmp_path):
         ("expert", "model.encoder.layers.1.ffn", (1, 8), 8, "names 2 of 8 as kept"),
     ],
 )
-def test_units_that_cannot_be(tmp_path, kind, name, ids, of, said):
-    change_config(tiny_nllb_moe(tmp_path), **{KEY: Structure(axes_of(kind, {name: ids}, of)).to_json()})
-    checkpoint = open_model(tmp_path)
+def test_units_that_cannot_be(kind, name, ids, of, said):
+    change_config(tiny_nllb_moe("model"), **{KEY: Structure(axes_of(kind, {name: ids}, of)).to_json()})
+    checkpoint = open_model("model")
     with pytest.raises(CheckpointError, match=said):
         checkpoint.layout.attentions if kind == "head" else checkpoint.require_mixtures()

@@ -27,8 +27,8 @@ def case(request):
 
 
 @pytest.fixture
-def source(case, tmp_path):
-    return tiny(tmp_path / "source", case)
+def source(case):
+    return tiny("source", case)
 
 
 @contextmanager
@@ -59,29 +59,29 @@ def shared(case: str, owner: int) -> dict[str, dict[str, str]]:
     return {name: {"shared_with": names[owner]} for name in names if name != names[owner]}
 
 
-def test_saved_as_stored(case, source, tmp_path):
+def test_saved_as_stored(case, source):
     first, second, *_, last = LAYOUTS[case].names
     changes = {first: {"shared_with": second}, second: {"width": 20}, last: {"removed": True}}
-    out = write_changed(source, tmp_path / "out", case, changes)
+    out = write_changed(source, "out", case, changes)
     model = load(out)
-    model.save_pretrained(tmp_path / "saved")
-    before, after = weights(out), weights(tmp_path / "saved")
+    model.save_pretrained("saved")
+    before, after = weights(out), weights("saved")
     assert before.keys() == after.keys() - COMPUTED.get(case, set())
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    open_model(tmp_path / "saved").check()
-    assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
+    open_model("saved").check()
+    assert torch.equal(logits_of(load("saved")), logits_of(model))
 
 
-def test_copies_share_and_save(case, source, tmp_path):
-    out = write_changed(source, tmp_path / "out", case, shared(case, 1))
+def test_copies_share_and_save(case, source):
+    out = write_changed(source, "out", case, shared(case, 1))
     model = load(out)
     copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     one, other, *_ = (f"{name}.{next(iter(LAYOUTS[case].tensors))}" for name in LAYOUTS[case].names)
     assert copied.get_parameter(one) is copied.get_parameter(other)
     assert copied.get_parameter(one) is not model.get_parameter(one)
-    copied.save_pretrained(tmp_path / "saved")
-    assert weights(tmp_path / "saved").keys() - COMPUTED.get(case, set()) == weights(out).keys()
-    assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
+    copied.save_pretrained("saved")
+    assert weights("saved").keys() - COMPUTED.get(case, set()) == weights(out).keys()
+    assert torch.equal(logits_of(load("saved")), logits_of(model))
 
 
 def test_without_heads_only_the_bias_remains():

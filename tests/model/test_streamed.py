@@ -51,7 +51,7 @@ def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
 
 def pruned_locally(**options):
     prune(open_model("org/tiny"), Path("local"), **options)
-    return digests(Path("local"))
+    return digests("local")
 
 
 def hidden():
@@ -89,7 +89,7 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
                 assert sum(opened.traffic) == hub.sent
                 assert not list(Path("cache").rglob("*0?.safetensors"))
                 sent = hub.sent
-    assert digests(Path("streamed")) == digests(Path("local"))
+    assert digests("streamed") == digests("local")
     assert sent <= kept_bytes(Path("local")) * (1 if dtype is None else 2) + overhead(source)
     assert sent < 0.55 * sum(path.stat().st_size for path in source.glob("*.safetensors"))
     assert said[-1].startswith(f"Streaming org/tiny at {MAIN_COMMIT[:7]} from {hub.url[7:]}: of ")
@@ -107,7 +107,7 @@ def test_what_is_near_each_other_comes_with_one_request(source, monkeypatch):
             prune(opened, f"out-{gap}")
             requests.append(len(opened.traffic) - before)
     assert requests[1] < requests[0] / 2
-    assert digests(Path("out-0")) == digests(Path(f"out-{1 << 20}"))
+    assert digests("out-0") == digests(f"out-{1 << 20}")
 
 
 def test_values_and_fingerprint_are_those_of_the_files(source):
@@ -131,7 +131,7 @@ def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypa
         prune(opened, "streamed")
     assert hub.sent - before == kept_bytes(Path("streamed"))
     prune(open_model("org/stacked"), "local")
-    assert digests(Path("streamed")) == digests(Path("local"))
+    assert digests("streamed") == digests("local")
 
 
 def test_a_model_in_the_cache_is_opened_there(source, hub):
@@ -225,7 +225,7 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     assert nbytes > 0.5 * kept_bytes(Path("out"))
     assert changed == "note" or said[0].startswith("Resuming from an ended run: ")
     assert hidden() == []
-    assert digests(Path("out")) == pruned_locally(shard_bytes=1 << 30)
+    assert digests("out") == pruned_locally(shard_bytes=1 << 30)
 
 
 def test_another_run_does_not_go_on_from_it(unfinished):
@@ -252,7 +252,7 @@ def test_what_is_not_whole_is_written_again(unfinished, change):
         Store(unfinished / NAME, work).put("../source/config.json", [nbytes, 0, ""])
     with stream_model("org/tiny") as opened:
         prune(opened, "out")
-    assert digests(Path("out")) == pruned_locally()
+    assert digests("out") == pruned_locally()
     assert Path("source/config.json").exists()
     assert hidden() == []
 
@@ -283,7 +283,7 @@ with stream_model("org/tiny") as opened:
 
 
 def test_a_killed_run_goes_on(source, hub):
-    ((status, _, said),) = ended(start(Path.cwd(), hub.url, code=KILLED, processes=1))
+    ((status, _, said),) = ended(start(hub.url, code=KILLED, processes=1))
     assert status == -signal.SIGKILL, said
     lock, left = hidden()
     assert lock == f"{left.removesuffix('partial')}lock"
@@ -292,7 +292,7 @@ def test_a_killed_run_goes_on(source, hub):
     with stream_model("org/tiny") as opened:
         prune(opened, "out", say=said.append)
     assert said[0].startswith("Resuming")
-    assert digests(Path("out")) == pruned_locally()
+    assert digests("out") == pruned_locally()
     assert hidden() == []
 
 

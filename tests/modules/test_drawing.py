@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.described import ConfiguredCheckpoint
 from prunecli.model.rewrite import Rewrite
@@ -18,11 +17,13 @@ from prunecli.modules.define import DefineEmbedding, DefineOutput
 from prunecli.modules.drawing import random_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
+from tests.contracts.method_contract import made_of
 from tests.factorised import decided
 from tests.families.records import CASES, DISTINCT
 from tests.ffn_layouts import tiny
 from tests.opening import load
 from tests.selections import kept_heads
+from tests.tiny import config_of
 
 
 def without_heads(source: Checkpoint) -> Rewrite:
@@ -33,27 +34,22 @@ def without_heads(source: Checkpoint) -> Rewrite:
 
 
 def one_wide(source: Checkpoint) -> Rewrite:
-    options = FfnOptions(preset="OneWide", dense_only=bool(source.mixtures))
-    return rewrite_shared(source, plan_ffn(source, options))
+    return made_of(source, FfnOptions(preset="OneWide", dense_only=bool(source.mixtures)))
 
 
 def shared_attentions(source: Checkpoint) -> Rewrite:
     kinds = {layer.kind: "share" for layer in source.layout.attentions}
-    return rewrite_shared(source, plan_attention(source, AttentionOptions(**kinds)))
+    return made_of(source, AttentionOptions(**kinds))
 
 
-def drawn(
-    source: Path, reduce: Callable[[Checkpoint], Rewrite], folder: Path
-) -> tuple[torch.nn.Module, Path]:
+def drawn(source: Path, reduce: Callable[[Checkpoint], Rewrite]) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The random model of what `reduce` writes, and the result itself, with weights."""
     opened = open_model(source)
     rewrite = reduce(opened)
-    apply(opened, rewrite, folder / "reduced")
-    apply(opened, rewrite, folder / "config", weights=False)
-    config = transformers.PreTrainedConfig.get_config_dict(folder / "config")[0]
-    return random_model(
-        ConfiguredCheckpoint(folder / "config" / "config.json", config), 0
-    ), folder / "reduced"
+    apply(opened, rewrite, "reduced")
+    apply(opened, rewrite, "config", weights=False)
+    configured = ConfiguredCheckpoint(Path("config/config.json"), config_of("config"))
+    return random_model(configured, 0), load("reduced")
 
 
 def stock_spread(source: Path) -> dict[str, tuple[float, int]]:
@@ -76,10 +72,9 @@ def alike(first: float, second: float, *sizes: int) -> bool:
 
 @pytest.mark.parametrize("case", DISTINCT)
 @pytest.mark.parametrize("reduce", [without_heads, one_wide, shared_attentions])
-def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
-    source = tiny(tmp_path / "model", case)
-    model, reduced = drawn(source, reduce, tmp_path)
-    loaded = load(reduced)
+def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce):
+    source = tiny("model", case)
+    model, loaded = drawn(source, reduce)
     assert {name: value.shape for name, value in model.named_parameters()} == {
         name: value.shape for name, value in loaded.named_parameters()
     }
@@ -104,10 +99,9 @@ def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce, tmp_path):
         ("llama", {"shared_blocks": True, "reduction": False, "expand_dim": None}),
     ],
 )
-def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case, options, tmp_path):
-    source = tiny(tmp_path / "model", case)
-    model, reduced = drawn(source, partial(decided, **options), tmp_path)
-    loaded = load(reduced)
+def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case, options):
+    source = tiny("model", case)
+    model, loaded = drawn(source, partial(decided, **options))
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
     table = next(iter(CASES[case].input))
     expected, size = stock_spread(source)[f"{table}.weight"]

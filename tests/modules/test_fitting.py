@@ -13,11 +13,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.fixture
-def opened(tmp_path):
-    return {
-        dtype: open_model(tiny_family(tmp_path / dtype, "t5", dtype=dtype))
-        for dtype in ("F32", "BF16", "F16")
-    }
+def opened():
+    return {dtype: open_model(tiny_family(dtype, "t5", dtype=dtype)) for dtype in ("F32", "BF16", "F16")}
 
 
 # (device, multiplied natively there) -> of what is stored in float32, bfloat16, float16
@@ -46,11 +43,11 @@ def test_models_of_several_types_are_not_compared_in_an_emulated_one(opened, mon
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0), (10, 0), (12, 0)])
 @pytest.mark.parametrize(("family", "has_experts"), [("nllb-moe", True), ("t5", False)])
 def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
-    tmp_path, family, has_experts, capability, monkeypatch
+    family, has_experts, capability, monkeypatch
 ):
     monkeypatch.setattr(fitting, "multiplies_natively", multiplies_natively)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    checkpoint = open_model(tiny_family(tmp_path / family, family, dtype="F32"))
+    checkpoint = open_model(tiny_family(family, family, dtype="F32"))
     fast, usual = has_experts and capability[0] in (9, 10), (F32,) if capability < (8, 0) else (F32, BF16)
     assert candidates("auto", [checkpoint], CUDA) == ((BF16,) if fast else usual)
     assert candidates("auto", [checkpoint], CUDA, gradients=True) == usual

@@ -7,15 +7,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests.families import tiny, tiny_family
 from tests.forked import ended, start
-from tests.selections import kept_experts
 from tests.tiny import change_config, tiny_nllb_moe
 
 UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
@@ -25,15 +21,8 @@ TARGET = torch.tensor([[2, 6, 8], [2, 11, 4]])
 
 
 @pytest.fixture
-def source(tmp_path):
-    return tiny_nllb_moe(tmp_path / "tiny")
-
-
-def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
-    opened = open_model(source)
-    rewrite = cut(opened, kept_experts(kept))
-    apply(opened, rewrite, output)
-    return output
+def source():
+    return tiny_nllb_moe("tiny")
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -56,9 +45,9 @@ def test_every_tensor_is_in_its_place(source):
     assert not any(value.is_meta for value in [*model.parameters(), *model.buffers()])
 
 
-def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
+def test_positions_that_a_checkpoint_holds_are_not_computed():
     """A DistilBERT holds those of its teacher, though its config.json says that they are sinusoids."""
-    path = tiny_family(tmp_path / "model", "distilbert")
+    path = tiny_family("model", "distilbert")
     change_config(path, sinusoidal_pos_embds=True)
     held = load_model(path, device="cpu").distilbert.embeddings.position_embeddings.weight
     stored = load_file(path / "model.safetensors")["distilbert.embeddings.position_embeddings.weight"]
@@ -74,10 +63,10 @@ def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path):
         ("F32", "float16", torch.float16),
     ],
 )
-def test_types_on_a_cpu(tmp_path, monkeypatch, stored, asked, got):
+def test_types_on_a_cpu(monkeypatch, stored, asked, got):
     # As on a processor with instructions for it, which the one at hand need not have.
     monkeypatch.setattr(fitting, "multiplies_natively", lambda dtype, _device: dtype == torch.bfloat16)
-    model = load_model(tiny_nllb_moe(tmp_path / "m", dtype=stored), device="cpu", dtype=asked)
+    model = load_model(tiny_nllb_moe("m", dtype=stored), device="cpu", dtype=asked)
     assert model.model.shared.weight.dtype == got
     assert all(
         module.router.classifier.weight.dtype == torch.float32 for module in sparse_ffns(model).values()
@@ -86,9 +75,9 @@ def test_types_on_a_cpu(tmp_path, monkeypatch, stored, asked, got):
     assert torch.isfinite(logits(model)).all()
 
 
-def test_loading_never_holds_a_second_copy(tmp_path):
+def test_loading_never_holds_a_second_copy():
     """150 MB of float32 weights: the peak rises by them and a little, not by twice as much."""
-    path = tiny_nllb_moe(tmp_path / "big", d_model=256, ffn=1024, experts=18, layers=4)
+    path = tiny_nllb_moe("big", d_model=256, ffn=1024, experts=18, layers=4)
     size = (path / "model.safetensors").stat().st_size
     assert size > 140e6
     code = (
@@ -98,13 +87,13 @@ def test_loading_never_holds_a_second_copy(tmp_path):
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before = peak(); model = load_model(sys.argv[1], device='cpu'); print(peak() - before)\n"
     )
-    ((status, out, err),) = ended(start(tmp_path, str(path), code=code, processes=1))
+    ((status, out, err),) = ended(start("big", code=code, processes=1))
     assert status == 0, err
     assert int(out) < 1.3 * size + 64e6
 
 
-def moe(directory: Path, **changes: Any) -> Path:
-    path = tiny_nllb_moe(directory / "tiny")
+def moe(**changes: Any) -> Path:
+    path = tiny_nllb_moe("tiny")
     change_config(path, **changes)
     return path
 
@@ -134,24 +123,24 @@ def moe(directory: Path, **changes: Any) -> Path:
         ("encoder_ffn_dim", "wide"),
     ],
 )
-def test_config_values_of_the_wrong_kind(tmp_path, key, value):
+def test_config_values_of_the_wrong_kind(key, value):
     with pytest.raises(CheckpointError) as caught:
-        load_model(moe(tmp_path, **{key: value}), device="cpu")
+        load_model(moe(**{key: value}), device="cpu")
     assert str(caught.value).count("\n") <= 1
 
 
 @pytest.mark.parametrize("architectures", [["Nothing"], {}])
-def test_an_unknown_family(tmp_path, architectures):
-    path = moe(tmp_path, model_type="no-such-family", architectures=architectures)
+def test_an_unknown_family(architectures):
+    path = moe(model_type="no-such-family", architectures=architectures)
     with pytest.raises(UnsupportedModelError, match="no-such-family"):
         load_model(path, device="cpu")
 
 
-def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
+def test_an_undeclared_family_opens_as_transformers_does_it(capfd):
     stock = tiny.build("electra")
-    stock.save_pretrained(tmp_path / "other")
+    stock.save_pretrained("other")
     capfd.readouterr()
-    model = load_model(tmp_path / "other", device="cpu")
+    model = load_model("other", device="cpu")
     assert capfd.readouterr() == ("", "")  # no bar of transformers
     ids = torch.tensor([[3, 4, 5]])
     with torch.inference_mode():
@@ -171,16 +160,16 @@ def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path, capfd):
         ({"num_experts": 1 << 31}, r"num_experts is 2,147,483,648, and the checkpoint has \d+ tensors"),
     ],
 )
-def test_an_undeclared_family_is_never_filled_with_random_numbers(tmp_path, change, said):
-    tiny.build("electra").save_pretrained(tmp_path / "other")
-    change_config(tmp_path / "other", **change)
+def test_an_undeclared_family_is_never_filled_with_random_numbers(change, said):
+    tiny.build("electra").save_pretrained("other")
+    change_config("other", **change)
     with pytest.raises(CheckpointError, match=said):
-        load_model(tmp_path / "other", device="cpu")
+        load_model("other", device="cpu")
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_broken_generation_config(tmp_path, text):
-    path = moe(tmp_path)
+def test_a_broken_generation_config(text):
+    path = moe()
     (path / "generation_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
         load_model(path, device="cpu")
@@ -193,9 +182,9 @@ def test_a_broken_generation_config(tmp_path, text):
         ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ],
 )
-def test_what_transformers_4_stored_once(tmp_path, absent, same):
+def test_what_transformers_4_stored_once(absent, same):
     """Transformers 5 would open it with values that it draws."""
-    path = tiny_family(tmp_path / "in", "bert-untied")
+    path = tiny_family("in", "bert-untied")
     tensors = load_file(path / "model.safetensors")
     del tensors[absent]
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -206,6 +195,6 @@ def test_what_transformers_4_stored_once(tmp_path, absent, same):
 
 
 @pytest.mark.parametrize("device", ["banana", "meta", "cuda:99"])
-def test_devices_that_cannot_be_used(tmp_path, device):
+def test_devices_that_cannot_be_used(device):
     with pytest.raises(UsageError):
-        load_model(moe(tmp_path), device=device)
+        load_model(moe(), device=device)

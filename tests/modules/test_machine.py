@@ -40,14 +40,14 @@ def test_the_smallest_bound_counts(tmp_path, monkeypatch):
     assert available_memory() == 30
 
 
-def test_a_limit_of_the_process(tmp_path):
+def test_a_limit_of_the_process():
     code = (
         "import resource; from prunecli.modules.machine import available_memory; "
         "import psutil; used = psutil.Process().memory_info().vms; "
         "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY)); "
         "print(available_memory())"
     )
-    ((status, out, err),) = ended(start(tmp_path, code=code, processes=1))
+    ((status, out, err),) = ended(start(code=code, processes=1))
     assert status == 0, err
     assert int(out) <= 64 << 20
 

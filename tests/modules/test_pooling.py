@@ -1,6 +1,7 @@
 """A text's vector from its tokens' hidden states, beside a loop over texts and tokens."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,18 +45,18 @@ def test_modes(lengths, mode, seed):
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
 
 
-def test_a_transformer_in_a_folder_of_its_own(tmp_path):
-    sentence_model(tmp_path / "model", transformer="0_Transformer")
-    assert read_pooling(tmp_path / "model" / "0_Transformer").normalises
-    (tmp_path / "model" / "another").mkdir()
+def test_a_transformer_in_a_folder_of_its_own():
+    sentence_model("model", transformer="0_Transformer")
+    assert read_pooling(Path("model/0_Transformer")).normalises
+    Path("model/another").mkdir()
     said = []
-    assert read_pooling(tmp_path / "model" / "another", said.append) == Pooling()
+    assert read_pooling(Path("model/another"), said.append) == Pooling()
     assert "no modules.json says how texts are pooled" in said[0]
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "1_Pooling\0"])
-def test_a_folder_outside_is_refused(path, tmp_path):
-    model = sentence_model(tmp_path / "model")
+def test_a_folder_outside_is_refused(path):
+    model = sentence_model("model")
     modules = json.loads((model / "modules.json").read_text())
     modules[1]["path"] = path
     (model / "modules.json").write_text(json.dumps(modules))
@@ -83,8 +84,8 @@ def test_a_folder_outside_is_refused(path, tmp_path):
         ("sentence_bert_config.json", "0.5", CheckpointError, "no JSON object"),
     ],
 )
-def test_what_cannot_be_is_refused(file, text, error, message, tmp_path):
-    model = sentence_model(tmp_path / "model")
+def test_what_cannot_be_is_refused(file, text, error, message):
+    model = sentence_model("model")
     (model / file).write_text(text)
     with pytest.raises(error, match=message):
         read_pooling(model)
@@ -98,8 +99,8 @@ def test_what_cannot_be_is_refused(file, text, error, message, tmp_path):
         ((8, 31), (8,), "of 31 numbers, .* 32"),
     ],
 )
-def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message, tmp_path):
-    model = sentence_model(tmp_path / "model")
+def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message):
+    model = sentence_model("model")
     tensors = {"linear.weight": torch.ones(weight), "linear.bias": torch.ones(bias)}
     save_file(tensors, model / "2_Dense" / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
@@ -107,8 +108,8 @@ def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message, tmp_pat
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())
-def test_older_and_newer_settings(key, mode, tmp_path):
-    model = sentence_model(tmp_path / "model")
+def test_older_and_newer_settings(key, mode):
+    model = sentence_model("model")
     for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
         (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))
         assert read_pooling(model).modes == (mode,)

@@ -9,17 +9,19 @@ from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.saving import stock_names
-from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
+from tests.contracts.method_contract import written
+from tests.modules.test_loading import EVEN, UNEVEN, logits
 from tests.opening import load
+from tests.selections import kept_experts
 from tests.tiny import config_of, tiny_nllb_moe
 
 KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
 
 
-def checkpoint(directory: Path, kind: str) -> Path:
-    source = tiny_nllb_moe(directory / "tiny")
+def checkpoint(kind: str) -> Path:
+    source = tiny_nllb_moe("tiny")
     kept = KEPT[kind]
-    return source if kept is None else pruned(source, kept, directory / kind)
+    return source if kept is None else written(source, kept_experts(kept), kind)
 
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -29,14 +31,14 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(params=list(KEPT))
-def opened(request, tmp_path):
-    path = checkpoint(tmp_path, request.param)
+def opened(request):
+    path = checkpoint(request.param)
     return path, load(path)
 
 
-def test_saved_opens_with_the_same_logits(opened, tmp_path):
+def test_saved_opens_with_the_same_logits(opened):
     path, model = opened
-    out = tmp_path / "out"
+    out = Path("out")
     model.save_pretrained(out, max_shard_size="20KB")
     open_model(out).check()
     assert torch.equal(logits(load(out)), logits(model))
@@ -46,9 +48,9 @@ def test_saved_opens_with_the_same_logits(opened, tmp_path):
     assert len(list(out.glob("*.safetensors"))) == len(list(out.glob("model-*-of-*"))) > 1
 
 
-def test_saved_opens_with_transformers(opened, tmp_path):
+def test_saved_opens_with_transformers(opened):
     path, model = opened
-    out = tmp_path / "out"
+    out = "out"
     model.save_pretrained(out)
     if "auto_map" in config_of(out):
         theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
@@ -61,17 +63,17 @@ def test_saved_opens_with_transformers(opened, tmp_path):
         assert torch.equal(logits(stock), logits(original))
 
 
-def test_a_second_save_writes_the_same_bytes(opened, tmp_path):
+def test_a_second_save_writes_the_same_bytes(opened):
     _, model = opened
-    model.save_pretrained(tmp_path / "out")
-    first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    model.save_pretrained(tmp_path / "out")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
+    model.save_pretrained("out")
+    first = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    model.save_pretrained("out")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == first
 
 
-def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
+def test_experts_are_views_each_with_a_storage_of_its_own():
     """transformers clones what shares a storage: the experts would be in memory twice."""
-    path = checkpoint(tmp_path, "full")
+    path = checkpoint("full")
     model = load(path)
     layers = open_model(path).require_mixtures()
     names = stock_names(model.state_dict(), layers)
@@ -84,8 +86,8 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     "options", [{"push_to_hub": True}, {"variant": "fp16"}, {"distributed_checkpoint": True}]
 )
-def test_what_nothing_would_open_is_refused(tmp_path, options):
-    model = load(checkpoint(tmp_path, "full"))
+def test_what_nothing_would_open_is_refused(options):
+    model = load(checkpoint("full"))
     with pytest.raises(ValueError, match=next(iter(options))):
-        model.save_pretrained(tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+        model.save_pretrained("out", **options)
+    assert not Path("out").exists()

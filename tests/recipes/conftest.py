@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.tiny import write_files
 
 

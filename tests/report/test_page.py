@@ -17,7 +17,6 @@ from prunecli.report.page import report_page
 from tests.commands.calls import done
 from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
-from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.report import results
 from tests.report.pages import Page
 from tests.tiny import change_config, tiny_nllb_moe, write_json

@@ -1,6 +1,7 @@
 import json
 import zlib
 from base64 import b64encode
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -32,18 +33,18 @@ def test_counts_stay_whole_where_some_are_missing():
     assert list(stacked(TABLES)["table"]) == ["by_a|b", "by_a|b", "empty_column"]
 
 
-def test_csv_holds_every_digit(tmp_path):
-    write_tables(tmp_path / "t.csv", TABLES)
-    found = pd.read_csv(tmp_path / "t.csv", float_precision="round_trip", dtype={"count": "Int64"})
+def test_csv_holds_every_digit():
+    write_tables(Path("t.csv"), TABLES)
+    found = pd.read_csv("t.csv", float_precision="round_trip", dtype={"count": "Int64"})
     assert found["chrf++"][0] == 0.1 + 0.2
     assert list(found["count"].fillna(0)) == [2**60 + 1, 0, 3]
     assert found["name"][0] == "a|b_c & 50 %"
-    assert b"\r" not in (tmp_path / "t.csv").read_bytes()
+    assert b"\r" not in Path("t.csv").read_bytes()
 
 
-def test_markdown(tmp_path):
-    write_tables(tmp_path / "t.MD", TABLES)
-    assert (tmp_path / "t.MD").read_text() == (
+def test_markdown():
+    write_tables(Path("t.MD"), TABLES)
+    assert Path("t.MD").read_text() == (
         "## by_a|b\n\n"
         "| name | chrf++ | count | fits | share |\n"
         "| --- | ---: | ---: | ---: | ---: |\n"
@@ -64,9 +65,9 @@ def test_other_endings_are_refused_with_the_three(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_latex(tmp_path):
-    write_tables(tmp_path / "t.tex", TABLES)
-    text = (tmp_path / "t.tex").read_text()
+def test_latex():
+    write_tables(Path("t.tex"), TABLES)
+    text = Path("t.tex").read_text()
     assert text.startswith("% by_a|b\n\\begin{tabular}{lrrrr}\n\\toprule\n")
     assert f"a|b\\_c \\& 50 \\% & 0.30000000000000004 & {2**60 + 1} & True &  \\\\\n" in text
     assert text.count("\\end{tabular}") == 2
@@ -135,12 +136,12 @@ def test_packed_lists_of_earlier_files_are_read():
     assert place.labels == ("a", "b", "c")
 
 
-def test_the_file_is_a_table_of_components(tmp_path):
+def test_the_file_is_a_table_of_components():
     place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
     origin = Origin((("gates.json", "12ab"),), ("code",))
     decision = Decision("expert", (place,), "reap", origin=origin, step=1, command="prune-experts")
-    document({1: decision}).write(tmp_path / FILE, force=False)
-    frame = results.read(tmp_path / FILE).frame("decisions")
+    document({1: decision}).write(FILE, force=False)
+    frame = results.read(FILE).frame("decisions")
     assert frame["expert"].tolist() == [0, 2, 5]
     assert frame["rank"].tolist() == [3, 1, 2]
     assert frame["margin"].tolist() == [-1.5, 0.0, -0.5]

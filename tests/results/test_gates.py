@@ -2,6 +2,7 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,8 @@ def text_statistics(texts: Sequence[str]) -> GateStatistics:
         (text_statistics(["code", "web-crawl"]), "code", "routed"),
     ],
 )
-def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts, tmp_path):
-    path = tmp_path / "gates.json"
+def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts):
+    path = "gates.json"
     given.write(path, force=False)
     read = read_gates(path)
     assert changed(read, entries={}) == changed(given, entries={})
@@ -129,16 +130,16 @@ DAMAGES_OF_TEXTS = (
         *((text_statistics(["code"]), *damage) for damage in DAMAGES_OF_TEXTS),
     ],
 )
-def test_damaged_statistics_are_refused(given, spoil, message, tmp_path):
+def test_damaged_statistics_are_refused(given, spoil, message):
     payload = given.to_json()
     spoil(payload)
-    path = write_json(tmp_path / "gates.json", payload)
+    path = write_json("gates.json", payload)
     with pytest.raises(StatisticsError, match=message):
         read_gates(path)
 
 
-def test_statistics_match_the_model_that_was_run(tmp_path):
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
+def test_statistics_match_the_model_that_was_run():
+    checkpoint = open_model(tiny_nllb_moe("model"))
     given = statistics(["a-b"], checkpoint.fingerprint)
     match_gates(given, checkpoint)
     match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
@@ -160,19 +161,19 @@ def test_statistics_match_the_model_that_was_run(tmp_path):
         ("F64", struct.pack("<4d", 1, 2, float("nan"), 3), (2, 2)),
     ],
 )
-def test_other_types_and_shapes_are_refused(dtype, data, shape, tmp_path):
+def test_other_types_and_shapes_are_refused(dtype, data, shape):
     tensor = Output("a/mlp", dtype, shape, zeros(shape))
     head = header_bytes([tensor], {"format": OUTPUTS_FORMAT, "fingerprint": "x"})
-    (tmp_path / "sums").write_bytes(head + data)
+    Path("sums").write_bytes(head + data)
     with pytest.raises(StatisticsError, match="holds no sums of outputs"):
-        read_outputs(tmp_path / "sums")
+        read_outputs(Path("sums"))
 
 
-def test_sums_of_outputs_are_always_the_same_bytes(tmp_path):
+def test_sums_of_outputs_are_always_the_same_bytes():
     sums = {("code", "mlp"): np.arange(6.0).reshape(2, 3), ("chat", "mlp"): np.ones((2, 3))}
     made = set()
     for number in range(8):
-        write_outputs(path := tmp_path / f"{number}.safetensors", "sha256:1", [sums, sums])
+        write_outputs(path := Path(f"{number}.safetensors"), "sha256:1", [sums, sums])
         made.add(path.read_bytes())
     assert len(made) == 1
     fingerprint, read = read_outputs(path)
@@ -189,9 +190,9 @@ def ratios(seed: int, size: int = 8) -> dict[str, list[float]]:
     return dict(zip(("top1", "top2", "mean", "conf1", "conf2"), values.tolist(), strict=True))
 
 
-def test_a_published_entry_keeps_its_ratios(tmp_path):
+def test_a_published_entry_keeps_its_ratios():
     entry = ratios(1, 1536)
-    read = read_gates(write_json(tmp_path / "stats.json", {"eng_Latn-fra_Latn": entry}))
+    read = read_gates(write_json("stats.json", {"eng_Latn-fra_Latn": entry}))
     assert (read.layers, read.num_experts, read.mode) == (NLLB_200_LAYERS, 128, "published")
     assert read.layers[0] == "model.encoder.layers.3.ffn"
     assert read.layers[-1] == "model.decoder.layers.23.ffn"
@@ -205,9 +206,9 @@ def test_a_published_entry_keeps_its_ratios(tmp_path):
     np.testing.assert_allclose(METRICS["top2"](sums), top1 + top2, rtol=1e-12)
 
 
-def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path):
+def test_entries_of_one_side_stand_for_all_pairs_of_a_language():
     content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
-    read = read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
+    read = read_gates(write_json("stats.json", content), NAMES, 4)
     values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
     np.testing.assert_allclose(values, [content["a-X"]["top1"][:4], content["X-b"]["top1"][4:]])
     everything = METRICS["top1"](aggregate(read, "global"))
@@ -230,11 +231,11 @@ PAIRS = tuple("-".join(pair) for pair in permutations("abc", 2))
         ("global", (), (PAIRS, PAIRS)),
     ],
 )
-def test_importance_of_several_entries_is_that_of_the_released_code(granularity, chosen, pairs, tmp_path):
+def test_importance_of_several_entries_is_that_of_the_released_code(granularity, chosen, pairs):
     content = {pair: ratios(seed) for seed, pair in enumerate(PAIRS)}
     content["b-a"]["top1"][:2] = [0.0, 0.0]  # experts that a pair never ranks first
     content["b-a"]["conf1"][:2] = [0.0, 0.0]
-    read = read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
+    read = read_gates(write_json("stats.json", content), NAMES, 4)
     values = METRICS["importance"](aggregate(read, granularity, *chosen))
     for row, names in enumerate(pairs):
         wanted = released_statistics.importance([content[pair] for pair in names])
@@ -254,6 +255,6 @@ def test_importance_of_several_entries_is_that_of_the_released_code(granularity,
         ([1, 2], "no gate statistics"),
     ],
 )
-def test_damaged_files_are_refused(content, message, tmp_path):
+def test_damaged_files_are_refused(content, message):
     with pytest.raises(StatisticsError, match=message):
-        read_gates(write_json(tmp_path / "stats.json", content), NAMES, 4)
+        read_gates(write_json("stats.json", content), NAMES, 4)

@@ -62,8 +62,8 @@ ALSO = Effects(metric="bleu", base=1.0, values={**scores().values})
         scores_by_hand({"mlp": [4.0, 9.0]}, "unit", "activation-norm", per="token"),
     ],
 )
-def test_what_is_written_is_read(made, tmp_path):
-    assert read_scores(written(tmp_path / "scores.json", made), made.kind) == made
+def test_what_is_written_is_read(made):
+    assert read_scores(written("scores.json", made), made.kind) == made
 
 
 OF = {"fingerprint": "sha256:00", "model_type": "bert"}
@@ -72,18 +72,18 @@ OLD |= {"models": [{"path": "here", **OF}], "model": OF}
 OLD |= {"heads": {A: [0, 1], B: [0, 2, 3], C: []}, "sum": VALUES}
 
 
-def old(tmp_path: Path, **changes: Any) -> Scores:
-    return read_scores(write_json(tmp_path / "heads.json", {**OLD, **changes}))
+def old(**changes: Any) -> Scores:
+    return read_scores(write_json("heads.json", {**OLD, **changes}))
 
 
-def test_files_of_0_2_0_are_read(tmp_path):
-    found = old(tmp_path)
+def test_files_of_0_2_0_are_read():
+    found = old()
     said = attrgetter(
         "kind", "method", "fingerprint", "model_type", "task", "examples", "ids", "values", "counts"
     )
     assert said(found) == said(scores())
     assert (found.per, found.models[0].path) == ("example", "here")
-    per_token = old(tmp_path, importance="token", tokens={A: 8, B: 8, C: 5})
+    per_token = old(importance="token", tokens={A: 8, B: 8, C: 5})
     assert (per_token.per, per_token.counts) == ("token", {AT: 8, BT: 8, CT: 5})
 
 
@@ -177,13 +177,13 @@ DAMAGES = {
 @pytest.mark.parametrize(
     ("kind", "spoil", "message"), [(kind, *damage) for kind, own in DAMAGES.items() for damage in own]
 )
-def test_damaged_files_are_refused(kind, spoil, message, tmp_path):
+def test_damaged_files_are_refused(kind, spoil, message):
     payload = {**OLD} if kind == "0.2.0" else {"distances": {}, **scores(kind).to_json()}
     payload = json.loads(json.dumps(payload))
     if kind == "0.2.0":
         del payload["models"]
     spoil(payload)
-    path = write_json(tmp_path / "heads.json", payload)
+    path = write_json("heads.json", payload)
     with pytest.raises(StatisticsError, match=message) as caught:
         read_scores(path)
     assert str(path) in caught.value.message
@@ -203,34 +203,34 @@ def pruned(source: Path, output: Path, head: int) -> Path:
     return method_contract.written(source, lambda opened: keeping_heads(opened, {A: (1 - head,)}), output)
 
 
-def test_scores_of_the_model_and_of_what_it_was_pruned_from_match(tmp_path):
-    source = tiny_nllb_moe(tmp_path / "source", layers=2)
-    small = pruned(source, tmp_path / "small", 0)
+def test_scores_of_the_model_and_of_what_it_was_pruned_from_match():
+    source = tiny_nllb_moe("source", layers=2)
+    small = pruned(source, "small", 0)
     check(scored(source), source)
     check(scored(small), small)
     for kind in ("head", "unit", "layer"):
         check(scored(source, kind), small)
 
 
-def test_scores_of_another_model_or_after_another_pruning_do_not(tmp_path):
-    source = tiny_nllb_moe(tmp_path / "source", layers=2)
-    one, other = (pruned(source, tmp_path / f"without{head}", head) for head in (0, 1))
+def test_scores_of_another_model_or_after_another_pruning_do_not():
+    source = tiny_nllb_moe("source", layers=2)
+    one, other = (pruned(source, f"without{head}", head) for head in (0, 1))
     with pytest.raises(StatisticsError, match="another model"):
-        check(scored(tiny_nllb_moe(tmp_path / "other", layers=2, seed=1)), source)
+        check(scored(tiny_nllb_moe("other", layers=2, seed=1)), source)
     with pytest.raises(StatisticsError, match="another pruning"):
         check(scored(one), other)
     with pytest.raises(StatisticsError, match="another pruning"):
         check(scored(one), source)
 
 
-def test_scores_that_lack_heads_of_the_model_do_not_match(tmp_path):
-    source = tiny_nllb_moe(tmp_path / "source", layers=2)
+def test_scores_that_lack_heads_of_the_model_do_not_match():
+    source = tiny_nllb_moe("source", layers=2)
     made = scored(source)
     with pytest.raises(StatisticsError, match=f"lack head 1 of {A}"):
         check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
-    path = written(tmp_path / "heads.json", made)
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "larger", layers=3))
+    path = written(Path("heads.json"), made)
+    checkpoint = open_model(tiny_nllb_moe("larger", layers=3))
     with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
         scores_for(checkpoint, (path,), "head")
     with pytest.raises(StatisticsError, match="no such file"):
-        scores_for(checkpoint, (tmp_path / "none.json",), "head")
+        scores_for(checkpoint, (Path("none.json"),), "head")

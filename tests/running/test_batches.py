@@ -1,5 +1,6 @@
 """Losses of batches against one example at a time (tests/reference/losses.py)."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -119,10 +120,10 @@ CLASSIFIERS = {"bert": "Bert", "roberta": "Roberta", "gpt2": "GPT2", "llama": "L
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize("lines", [CLASSES, PAIRS])
-def test_classification(made, tmp_path, family, lines):
+def test_classification(made, family, lines):
     model, tokenizer = made(family, f"{CLASSIFIERS[family]}ForSequenceClassification", num_labels=3)
-    (tmp_path / "text.tsv").write_text(lines)
-    text = read_labelled(tmp_path / "text.tsv")
+    Path("text.tsv").write_text(lines)
+    text = read_labelled(Path("text.tsv"))
 
     make = labelled_examples(tokenizer, model, text).batches
     found = _losses(model, make(10_000))
@@ -152,11 +153,11 @@ def test_a_model_without_the_head(made, family, task, can):
     assert caught.value.remedy == f"It can do: {can}."
 
 
-def test_a_regression_head_is_refused(made, tmp_path):
+def test_a_regression_head_is_refused(made):
     model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=1)
-    (tmp_path / "text.tsv").write_text("0\ta\n")
+    Path("text.tsv").write_text("0\ta\n")
     with pytest.raises(UnsupportedModelError, match="one of several classes"):
-        labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv"))
+        labelled_examples(tokenizer, model, read_labelled(Path("text.tsv")))
 
 
 def test_padding_where_model_and_tokenizer_have_none():

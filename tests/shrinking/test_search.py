@@ -88,8 +88,7 @@ def test_of_equal_costs_the_least_divergence_counts():
 def test_shares_of_experts_hidden_units_are_widths_that_run():
     """A width of 24 leaves 16 or 8: torch's grouped product wants rows of 16 bytes."""
     given = (None, None, ShrinkOptions(), None, silent, unsaid)
-    found = Levers(open_model(demo.LM_CHECKPOINT), *given)._units()
-    assert found.shares == (0.0, 0.3333, 0.6666)
+    assert Levers(open_model(demo.LM_CHECKPOINT), *given)._units().shares == (0.0, 0.3333, 0.6666)
 
 
 def test_what_cannot_be_reached_is_refused():

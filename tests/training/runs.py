@@ -53,7 +53,7 @@ def parallel(count=40, seed=0):
     return ParallelText(f"train-{seed}", {"eng_Latn": english, "fra_Latn": french})
 
 
-def write_parallel(folder: Path, **counts: int) -> None:
+def write_parallel(folder, **counts: int) -> None:
     """Write so many lines of each split."""
     for seed, (split, count) in enumerate(counts.items()):
         texts = parallel(count, seed).sentences.items()

@@ -45,8 +45,8 @@ def expected_distance(student: str) -> tuple[float, int]:
 
 @pytest.fixture
 def folder(tmp_path):
-    sentence_model(Path("model"))
-    text_file(Path("text.txt"))
+    sentence_model("model")
+    text_file("text.txt")
     Path("valid.txt").write_text("\n".join(TEXTS) + "\n")
     return tmp_path
 
@@ -80,7 +80,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     ],
 )
 def test_what_does_not_fit_is_refused(folder, options, message):
-    plain(sentence_model(Path("plain")))
+    plain(sentence_model("plain"))
     tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
     refused(call(finetune, "model", RUN, options, "--steps 1 -o out"), message)
@@ -103,7 +103,7 @@ def mean_cosine() -> float:
 
 def test_vectors_and_hidden_states(folder):
     plain(Path("model"))
-    plain(sentence_model(Path("other"), seed=1))
+    plain(sentence_model("other", seed=1))
     models = [load(name) for name in ("other", "model")]
     tokenizer = load_tokenizer(Path("other"))
     learned = make_lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])

@@ -1,14 +1,15 @@
 """Two processes that know of each other do what one does with twice the batches of an update."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from tests.commands.calls import names
+from tests.contracts.method_contract import written
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.selections import kept_heads
@@ -17,15 +18,14 @@ from tests.training.runs import CALM, options, train, translation, write_paralle
 SMALL = "--batch-tokens 100 --steps 4 --eval-every 2 --warmup 1 --device cpu"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    tiny_family(tmp_path / "model", "m2m_100", max_position_embeddings=32, **CALM)  # at which searches end
-    write_parallel(tmp_path / "data", train=40, val=3)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _folder():
+    tiny_family("model", "m2m_100", max_position_embeddings=32, **CALM)  # at which searches end
+    write_parallel("data", train=40, val=3)
 
 
-def _start(folder, *lines):
-    return ended(start(folder, "finetune model --data data", *lines))
+def _start(*lines):
+    return ended(start("finetune model --data data", *lines))
 
 
 def _assert_nearly_equal(source, one, other):
@@ -37,17 +37,17 @@ def _assert_nearly_equal(source, one, other):
     assert apart < 0.02 * moved
 
 
-def test_two_processes_make_the_model_of_one(folder):
-    first, second = _start(folder, SMALL, "--measure chrf++ --learning-rate 1e-3 -o out")
+def test_two_processes_make_the_model_of_one():
+    first, second = _start(SMALL, "--measure chrf++ --learning-rate 1e-3 -o out")
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert first[1].count("Written: out") == 1
     assert first[2].count("step 2:") == 1
     assert "Written" not in second[1]  # the first process alone speaks
     assert "step 2:" not in second[2]
-    assert not (folder / "out.training").exists()
+    assert not Path("out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
-    trained = train(folder / "model", folder / "one", made, translation(40, 3))
-    _assert_nearly_equal(folder / "model", trained.staged, folder / "out")
+    trained = train("model", "one", made, translation(40, 3))
+    _assert_nearly_equal("model", trained.staged, "out")
 
 
 SHARDING = """
@@ -79,29 +79,27 @@ DYING = SHARDING.replace("\nmain()", f"\n{_DEATH}\nmain()")
 """The same, killed at the last update."""
 
 
-def test_sharded_weights_make_the_model_of_whole_ones(folder):
+def test_sharded_weights_make_the_model_of_whole_ones():
     """The results are whole: that of the first updates, and that of a run that was killed and repeated."""
-    tiny_family(folder / "full", "gpt2")
-    source = open_model(folder / "full")
-    kept = kept_heads({source.layout.attentions[0].name: (1,)})
-    apply(source, cut(source, kept), folder / "reduced")
-    text, held_out = folder / "data" / "train.eng_Latn", folder / "data" / "val.eng_Latn"
+    source = tiny_family("full", "gpt2")
+    written(source, kept_heads({open_model(source).layout.attentions[0].name: (1,)}), "reduced")
+    text, held_out = (Path(f"data/{split}.eng_Latn") for split in ("train", "val"))
     choice, valid = (TextChoice(files=(path,)) for path in (text, held_out))
-    destination, made = Destination(folder / "whole", save_every=2), options(steps=4, warmup=1, accumulate=2)
-    finetune(folder / "reduced", choice, destination, made, valid=valid)
+    destination, made = Destination(Path("whole"), save_every=2), options(steps=4, warmup=1, accumulate=2)
+    finetune(Path("reduced"), choice, destination, made, valid=valid)
     run = f"finetune reduced --text {text} --valid-text {held_out} {SMALL} --learning-rate 1e-3"
     run = f"{run} --save-every 2 -o out"
-    assert [status for status, _, _ in ended(start(folder, run, code=DYING))] == [9, 9]
-    found = ended(start(folder, run, code=SHARDING))
+    assert [status for status, _, _ in ended(start(run, code=DYING))] == [9, 9]
+    found = ended(start(run, code=SHARDING))
     assert [status for status, _, _ in found] == [0, 0], found[0][2] + found[1][2]
     assert "Resuming from step 2" in found[0][2]
     assert "each process holds" not in found[0][2]
     for name in ("", ".steps/step-2"):
-        _assert_nearly_equal(folder / "reduced", folder / f"whole{name}", folder / f"out{name}")
+        _assert_nearly_equal("reduced", f"whole{name}", f"out{name}")
 
 
-def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
-    for status, _, err in _start(folder, SMALL, "--pairs eng_Latn-xxx_Latn -o out"):
+def test_a_failure_of_all_is_said_and_leaves_nothing():
+    for status, _, err in _start(SMALL, "--pairs eng_Latn-xxx_Latn -o out"):
         assert status == 1
         assert "Error: unknown language 'xxx_Latn'" in err
-    assert names(folder) == ["data", "model"]
+    assert names() == ["data", "model"]

@@ -83,10 +83,10 @@ def test_sums_are_those_of_single_windows(subject):
         assert_sums(found.entries[corpus.name], routed)
 
 
-def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(tmp_path):
+def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked():
     """Experts overflow."""
-    write_sentinels(tmp_path)
-    restoring = Subject(tmp_path, "switch_transformers", vocab_size=80, expert_capacity=2)
+    write_sentinels(".")
+    restoring = Subject(Path(), "switch_transformers", vocab_size=80, expert_capacity=2)
     found = restoring.collect(Texts(TEXTS, CollectOptions(batch_tokens=40, context=16)))
     assert (found.mode, found.top_k) == ("text", 1)
     assert [name.split(".")[0] for name in found.layers] == ["encoder", "encoder", "decoder", "decoder"]
@@ -127,16 +127,16 @@ def test_the_key_is_that_of_the_texts_and_how_they_are_cut():
 @pytest.mark.parametrize(
     "model_type", ["qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "granitemoehybrid", "lfm2_moe"]
 )
-def test_every_family(model_type, tmp_path):
-    save_mixture(tmp_path, model_type)
+def test_every_family(model_type):
+    path = save_mixture("model", model_type)
     # Where a class keeps some of its weights in float32, another type than that of the files tells; but of weights
     # that lie the other way around, products in bfloat16 depend on where in memory they are.
     dtype = "float32" if model_type == "gpt_oss" else "bfloat16"
-    assert_same(by_layer(tmp_path, MATERIAL, dtype), in_memory(tmp_path, MATERIAL, dtype))
+    assert_same(by_layer(path, MATERIAL, dtype), in_memory(path, MATERIAL, dtype))
 
 
-def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
-    source = save_mixture(tmp_path, "deepseek_v3")
+def test_layers_that_predict_further_tokens_are_not_run():
+    source = save_mixture("model", "deepseek_v3")
     expected = in_memory(source, MATERIAL)
     tensors = load_file(source / "model.safetensors")
     last = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.2.")}
@@ -145,8 +145,8 @@ def test_layers_that_predict_further_tokens_are_not_run(tmp_path):
     assert by_layer(source, MATERIAL).to_json()["entries"] == expected.to_json()["entries"]
 
 
-def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(tmp_path):
-    deeper = save_mixture(tmp_path, "qwen3_moe")
+def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused():
+    deeper = save_mixture("model", "qwen3_moe")
     change_config(deeper, num_hidden_layers=4, mlp_only_layers=[1, 3])
     with pytest.raises(CheckpointError, match=r"missing \(model"):
         make_model(open_model(deeper), CPU, torch.float32)

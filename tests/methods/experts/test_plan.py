@@ -26,8 +26,8 @@ PAIRS = ("eng-fra", "deu-fra", "eng-ces", "deu-ces")
 
 
 @pytest.fixture
-def model(tmp_path):
-    return tiny_nllb_moe(tmp_path / "model", experts=8, layers=4)
+def model():
+    return tiny_nllb_moe("model", experts=8, layers=4)
 
 
 def planned(model: Path, **options: object) -> Selection:
@@ -56,9 +56,9 @@ def test_each_language_alone_keeps_what_a_plan_for_it_keeps(model, granularity):
     assert any((marked != kept).any() for kept, marked in alone)
 
 
-def test_lists_by_language_say_who_names_an_expert(model, tmp_path):
+def test_lists_by_language_say_who_names_an_expert(model):
     named = {"eng": [0, 1, 9], "deu": [0, 2, 8], "fra": [17, 25, 16, 24]}
-    path = write_json(tmp_path / "ids.json", named)
+    path = write_json("ids.json", named)
     options = ExpertOptions(keep=path, sources=("eng", "deu"), targets=("fra",))
     plan = plan_experts(open_model(model), options)
     first = plan.decision.places[0]
@@ -95,14 +95,14 @@ AXES = axes_with(range(4), range(4))
         ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
     ],
 )
-def test_expert_ids(content, sources, targets, encoder, decoder, tmp_path):
-    kept = read_experts(write_json(tmp_path / "experts.json", content), AXES, sources, targets)
+def test_expert_ids(content, sources, targets, encoder, decoder):
+    kept = read_experts(write_json("experts.json", content), AXES, sources, targets)
     assert kept == {AXES[0].name: encoder, AXES[1].name: decoder}
 
 
-def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
+def test_ids_count_the_original_experts_of_a_pruned_model():
     axes = axes_with((1, 3), (0, 2))
-    path = write_json(tmp_path / "experts.json", [1, 3, 4, 6])
+    path = write_json("experts.json", [1, 3, 4, 6])
     assert read_experts(path, axes) == {AXES[0].name: (1, 3), AXES[1].name: (0, 2)}
     with pytest.raises(StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.* does not hold"):
         read_experts(write_json(path, [0, 1, 4, 6]), axes)
@@ -117,9 +117,9 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path):
         ({NAMES[0]: [0], NAMES[1]: [4]}, "keeps expert 4 of model.decoder.layers.1.ffn"),
     ],
 )
-def test_a_selection_that_does_not_fit_is_refused(kept, message, tmp_path):
+def test_a_selection_that_does_not_fit_is_refused(kept, message):
     with pytest.raises(StatisticsError, match=message):
-        read_experts(write_json(tmp_path / "experts.json", {"kept": kept}), AXES)
+        read_experts(write_json("experts.json", {"kept": kept}), AXES)
 
 
 LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
@@ -140,9 +140,9 @@ LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
         ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with `gates`"),
     ],
 )
-def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message, tmp_path):
+def test_expert_files_that_do_not_fit_are_refused(content, sources, targets, kind, message):
     with pytest.raises(kind, match=message):
-        read_experts(write_json(tmp_path / "experts.json", content), AXES, sources, targets)
+        read_experts(write_json("experts.json", content), AXES, sources, targets)
 
 
 @pytest.mark.parametrize("text", ["0:1", "nan:1"])
@@ -187,8 +187,8 @@ EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
 """Bytes of one expert of the tiny model in float32: two linear layers, and its row of the router."""
 
 
-def test_the_parts_are_those_counted_by_hand(tmp_path):
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "full", vocab=64))
+def test_the_parts_are_those_counted_by_hand():
+    checkpoint = open_model(tiny_nllb_moe("full", vocab=64))
     load = usual_load(checkpoint, batch=2, beam=3, length=10)
     budget = Budget(balance=Fraction(3), least=2)
     found = smallest_ratio(checkpoint, 10**9, load, budget, dtype=None)

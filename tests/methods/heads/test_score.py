@@ -63,7 +63,7 @@ HeadSums = dict[str, np.ndarray]
 class Subject:
     """A tiny checkpoint with its model, and batches of the text above for its task."""
 
-    def __init__(self, path: Path, model_type: str) -> None:
+    def __init__(self, path: Path | str, model_type: str) -> None:
         if model_type == "nllb-moe":
             tiny_nllb_moe(path, layers=2)
         else:
@@ -71,7 +71,7 @@ class Subject:
         self.checkpoint = open_model(path)
         self.layers = self.checkpoint.layout.attentions
         self.model = load(path)
-        self.tokenizer = load_tokenizer(path)
+        self.tokenizer = load_tokenizer(Path(path))
         self.task = CASES[model_type].task
 
     def batches(self, batch_tokens: int) -> list[Batch]:
@@ -277,10 +277,10 @@ def test_nothing_stays_behind(subject):
     assert not any("forward" in vars(module) for module in subject.model.modules())
 
 
-def test_translations_without_each_head(tmp_path):
+def test_translations_without_each_head():
     text = ParallelText("val", {language: lines[1:4] for language, lines in TEXT.sentences.items()})
     for model_type in ("nllb-moe", "m2m_100", "t5"):
-        subject = Subject(tmp_path / model_type, model_type)
+        subject = Subject(model_type, model_type)
         masks = masks_of(subject.layers, "ablation")[::9]
         measurements = translation_measurements(subject.model, subject.tokenizer, text, PAIR, DECODING)
         _, (base, *found) = measure_masked(
@@ -298,8 +298,8 @@ def test_translations_without_each_head(tmp_path):
                 assert texts == whole(), mask[0]
 
 
-def test_only_one_head_of_a_layer(tmp_path):
-    subject = Subject(tmp_path / "m", "bert")
+def test_only_one_head_of_a_layer():
+    subject = Subject("m", "bert")
     masks = masks_of(subject.layers, "all-but-one")
     assert len(masks) == 12
     assert masks[5] == (subject.layers[1].name, (0.0, 1.0, 0.0, 0.0))
@@ -312,8 +312,8 @@ def test_only_one_head_of_a_layer(tmp_path):
         np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
 
 
-def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path):
-    subject = Subject(tmp_path / "m", "m2m_100")
+def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder():
+    subject = Subject("m", "m2m_100")
     calls = []
     lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
     for number, module in enumerate((lowest, highest)):
@@ -350,8 +350,8 @@ def assert_close(found: HeadSums, wanted: HeadSums) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "bert", "gpt2", "gemma2"])
-def test_every_family(model_type, tmp_path):
-    subject = Subject(tmp_path / "model", model_type)
+def test_every_family(model_type):
+    subject = Subject("model", model_type)
     per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"
     batches, wanted = subject.batches(40), subject.score(40, per)
     assert len(batches) > 1
@@ -363,9 +363,9 @@ def test_every_family(model_type, tmp_path):
     assert work.bytes_read < 2 * subject.checkpoint.total_bytes
 
 
-def test_what_is_reckoned_is_what_is_kept(tmp_path, monkeypatch):
+def test_what_is_reckoned_is_what_is_kept(monkeypatch):
     """The predicted memory of a group is enough, and little of it is left over."""
-    subject, groups = Subject(tmp_path / "model", "nllb-moe"), []
+    subject, groups = Subject("model", "nllb-moe"), []
     real = Layerwise.groups
     monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])
     no_room(monkeypatch, 0)

@@ -73,7 +73,7 @@ def test_scores_are_those_of_the_states(models, case):
 
 
 @pytest.mark.parametrize("case", ["t5", "gpt2"])
-def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_path, case):
+def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, case):
     source = models[case]
     model = load(source)
     both = model.config.is_encoder_decoder
@@ -86,21 +86,21 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, tmp_pa
     whole = loss_of(model, batches)
     for side, own in found.items():
         for number in (0, depths[side] - 1):
-            out = written(source, LayerOptions(remove=f"{side}:{number}"), tmp_path / f"{side}-{number}")
+            out = written(source, LayerOptions(remove=f"{side}:{number}"), f"{side}-{number}")
             assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
 
 
-def test_layers_that_return_lists_are_passed_by(tmp_path):
-    model = cutting.saved("openai-gpt", tmp_path)
+def test_layers_that_return_lists_are_passed_by():
+    model = cutting.saved("openai-gpt", "model")
     batches = [labelled(batch_of((0, 1), False), False)]
-    (own,) = layer_scores(open_model(tmp_path), InMemory(model), batches, "perplexity").importance().values()
+    (own,) = layer_scores(open_model("model"), InMemory(model), batches, "perplexity").importance().values()
     whole = loss_of(model, batches)
     del model.transformer.h[0]
     assert own[0] == pytest.approx(loss_of(model, batches) - whole, abs=1e-5)
 
 
-def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
-    source = sentence_model(tmp_path / "source")
+def test_the_vector_without_a_layer_is_that_of_the_model_without_it():
+    source = sentence_model("source")
     pooling, batches = read_pooling(source), [batch_of((0, 1), False), batch_of((2,), False)]
 
     def vectors_of(model):
@@ -120,7 +120,7 @@ def test_the_vector_without_a_layer_is_that_of_the_model_without_it(tmp_path):
     )
     whole = vectors_of(model)
     for number, score in enumerate(own):
-        out = written(source, LayerOptions(remove=str(number)), tmp_path / f"without-{number}")
+        out = written(source, LayerOptions(remove=str(number)), f"without-{number}")
         expected = reference.block_influence(vectors_of(load(out)), whole)
         assert score == pytest.approx(expected, abs=1e-6)
         assert score > 0

@@ -45,23 +45,23 @@ def run(ffn: reference.Ffn, act: Any = np.tanh) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("case", "act"), zip(OWN_SHAPES, cycle(ACTIVATIONS)))
-def test_a_concatenation_computes_the_sum_or_the_mean(case, act, tmp_path):
+def test_a_concatenation_computes_the_sum_or_the_mean(case, act):
     """Exactly, whatever the activation; a gated FFN's too."""
-    source = tiny(tmp_path / "source", case)
+    source = tiny("source", case)
     before = own(ffns_of(weights(source), case))
     function = ACTIVATIONS[act]
     outputs = [run(ffn, function) for ffn in before]
     for scale, factor in ((None, 1 / len(before)), (1.0, 1.0), (-0.5, -0.5)):
-        made = next(iter(shared(source, tmp_path / str(scale), case, init="concat", scale=scale).values()))
+        made = next(iter(shared(source, str(scale), case, init="concat", scale=scale).values()))
         assert len(made.units) == sum(len(ffn.units) for ffn in before)
         np.testing.assert_allclose(run(made, function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
 
 
-def test_wider_keeps_the_function(case, tmp_path):
-    source = tiny(tmp_path / "source", case)
+def test_wider_keeps_the_function(case):
+    source = tiny("source", case)
     before = own(ffns_of(weights(source), case))
     width = len(before[0].units) + 13
-    found = next(iter(shared(source, tmp_path / "out", case, init="last", width=width).values()))
+    found = next(iter(shared(source, "out", case, init="last", width=width).values()))
     assert len(found.units) == width
     np.testing.assert_allclose(run(found), run(before[-1]), rtol=1e-12)
     new = found.units[-13:]
@@ -70,11 +70,11 @@ def test_wider_keeps_the_function(case, tmp_path):
     assert drawn.std() == pytest.approx(0.02, rel=0.2)
 
 
-def test_integers_are_not_merged(tmp_path):
-    source = tiny(tmp_path / "source", "bert")
+def test_integers_are_not_merged():
+    source = tiny("source", "bert")
     held = weights(source)
     held |= {name: value.astype(np.int8) for name, value in held.items() if ".dense." in name}
-    quantized = write_copy(source, tmp_path / "int8", held)
+    quantized = write_copy(source, "int8", held)
     opened = open_model(quantized)
     assert made_of(opened, FfnOptions(preset="No")).structure.removed
     assert made_of(opened, FfnOptions(preset="Shared", init="last")).structure.shared
@@ -88,9 +88,9 @@ def test_integers_are_not_merged(tmp_path):
 @pytest.mark.parametrize(
     ("case", "init"), [("m2m_100", "mean"), ("t5-gated", "first"), ("gpt2", "mean"), ("llama", "concat")]
 )
-def test_norms(case, init, tmp_path, monkeypatch):
+def test_norms(case, init, monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 100)
-    layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)
+    layout, source = LAYOUTS[case], tiny("source", case)
     held, names = weights(source), tuple(layout.names)[:2]
     read = ffns_of(held, case)
     ffns = [read[name] for name in names]
@@ -104,11 +104,11 @@ def test_norms(case, init, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path, value):
-    source = tiny(tmp_path / "source", "bert")
+def test_weights_that_are_no_numbers_cannot_be_ranked(value):
+    source = tiny("source", "bert")
     held = weights(source)
     held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value
-    broken = write_copy(source, tmp_path / "broken", held)
+    broken = write_copy(source, "broken", held)
     said = f"layer.0.intermediate.dense.weight holds {value}"
     opened = open_model(broken)
     with pytest.raises(CheckpointError, match=said):

@@ -122,13 +122,13 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(sources, monkeypa
     assert "unk_token_id" not in config
 
 
-def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path):
+def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened():
     data = sentencepiece_model(TEXT, "unigram", 90)
     pieces = [(piece.text, piece.score) for piece in read_model(data)[0]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    source = tiny_family(tmp_path / "in", "llama", vocab_size=len(pieces))
+    source = tiny_family("in", "llama", vocab_size=len(pieces))
     tokenizer.save(str(source / "tokenizer.json"))
     write_json(source / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     (source / "tokenizer.model").write_bytes(data)
@@ -139,9 +139,9 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path):
     assert len(kept) == len(made.kept["tokens"]) < len(pieces)
 
 
-def test_one_that_would_cut_otherwise_is_left_out(tmp_path):
+def test_one_that_would_cut_otherwise_is_left_out():
     """A model of other words under the name of this one's."""
-    source = KINDS["unigram"](tmp_path / "in")
+    source = KINDS["unigram"](Path("in"))
     (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
     (source / "vocab.bpe").write_text("x")
     made = trimmed(source)
@@ -170,16 +170,16 @@ def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_what_cannot_be_trimmed_is_refused(damage, error, message, tmp_path):
-    source = tiny_family(tmp_path / "in", "gpt2")
+def test_what_cannot_be_trimmed_is_refused(damage, error, message):
+    source = tiny_family("in", "gpt2")
     damage(source)
     with pytest.raises(error, match=message):
         trimmed(source, ("the hat",))
 
 
-def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path):
+def test_a_tokenizer_without_files_that_can_be_shortened_is_refused():
     """ByT5 knows bytes alone."""
-    source = tiny_family(tmp_path / "in", "t5", vocab_size=384)
+    source = tiny_family("in", "t5", vocab_size=384)
     (source / "tokenizer.json").rename(source / "vocab.json")  # which it does not read
     write_json(source / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
     with pytest.raises(UnsupportedModelError, match="is a ByT5Tokenizer"):

@@ -9,9 +9,8 @@ import torch
 
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.building import refused_by_layer
-from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from tests import ffn_layouts
+from tests.contracts.method_contract import written
 from tests.families import MODEL_TYPES, tiny, tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, write_changed
@@ -47,18 +46,18 @@ def test_dense_families(model_type, memory, models):
 
 
 @pytest.mark.parametrize("model_type", ["granite", "falcon", "apertus", "modernvbert", "mellum"])
-def test_families_that_are_found(model_type, tmp_path):
+def test_families_that_are_found(model_type):
     """Apertus has scalars in its layers, ModernVBERT's text model a rule of its own for buffers, Mellum experts."""
-    path = tmp_path / "model"
+    path = "model"
     tiny.build(model_type).save_pretrained(path)
     assert refused_by_layer(open_model(path)) is None
     assert_same(path)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3n_text", "cpmant", "zamba", "gte", "longcat_flash"])
-def test_layers_that_cannot_run_alone(model_type, tmp_path):
+def test_layers_that_cannot_run_alone(model_type):
     """They hand on more than their output, tell the model's device, share parameters, or turn tensors into others."""
-    path = tmp_path / "model"
+    path = "model"
     tiny.build(model_type).save_pretrained(path)
     assert "measured with the whole model" in str(refused_by_layer(open_model(path)))
 
@@ -73,32 +72,26 @@ def test_layers_that_cannot_run_alone(model_type, tmp_path):
         ("gpt2", {"architectures": ["GPT2Model"]}),
     ],
 )
-def test_other_forms_of_a_family(case, changes, tmp_path):
-    path = tiny_family(tmp_path / "model", case, **changes)
+def test_other_forms_of_a_family(case, changes):
+    path = tiny_family("model", case, **changes)
     assert_same(path)
 
 
-def test_uneven_experts(tmp_path):
+def test_uneven_experts():
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
-    opened = open_model(source)
-    rewrite = cut(opened, kept_experts(kept))
-    apply(opened, rewrite, pruned)
-    assert_same(pruned)
+    assert_same(written(tiny_nllb_moe("source"), kept_experts(kept), "pruned"))
 
 
 @pytest.mark.parametrize("model_type", ["t5", "llama"])
-def test_uneven_heads(model_type, models, tmp_path):
-    kept, pruned = itertools.cycle(((1, 3), (0, 1, 2), ())), tmp_path / "pruned"
-    opened = open_model(models[model_type])
-    plan = kept_heads({layer.name: next(kept) for layer in opened.layout.attentions})
-    apply(opened, cut(opened, plan), pruned)
-    assert_same(pruned)
+def test_uneven_heads(model_type, models):
+    kept, source = itertools.cycle(((1, 3), (0, 1, 2), ())), models[model_type]
+    chosen = kept_heads({layer.name: next(kept) for layer in open_model(source).layout.attentions})
+    assert_same(written(source, chosen, "pruned"))
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
-def test_shared_and_removed_ffns(case, tmp_path):
+def test_shared_and_removed_ffns(case):
     names = list(LAYOUTS[case].names)
     changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
-    path = write_changed(ffn_layouts.tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    path = write_changed(ffn_layouts.tiny("source", case), "changed", case, changes)
     assert_same(path, 0)

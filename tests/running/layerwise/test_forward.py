@@ -44,8 +44,8 @@ def routed(path: Path) -> dict[str, set[int]]:
     return found
 
 
-def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model", experts=32)
+def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to():
+    path = tiny_nllb_moe("model", experts=32)
     used = routed(path)
     checkpoint = open_model(path)
     run = Run(checkpoint)
@@ -72,8 +72,8 @@ def assert_clean(skeleton: EmptyModel) -> None:
             assert all(getattr(stage.mixture.module, part).is_meta for part in EXPERT_PARTS)
 
 
-def test_nothing_is_left_in_the_model(tmp_path):
-    run = Run(open_model(tiny_nllb_moe(tmp_path / "model")))
+def test_nothing_is_left_in_the_model():
+    run = Run(open_model(tiny_nllb_moe("model")))
     run.run()
     assert_clean(run.skeleton)
     run.run()  # and it can be run again
@@ -82,8 +82,8 @@ def test_nothing_is_left_in_the_model(tmp_path):
 # Blocks come in the order in which they are wanted, into buffers that are used again.
 
 
-def test_no_more_is_held_than_there_are_buffers(tmp_path):
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
+def test_no_more_is_held_than_there_are_buffers():
+    checkpoint = open_model(tiny_nllb_moe("model"))
     skeleton = make_model(checkpoint, CPU, torch.float32)
     with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
         for stage in skeleton.stages[:3]:
@@ -96,8 +96,8 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path):
                 assert third[0].data_ptr() == second[0].data_ptr()
 
 
-def test_the_thread_ends_with_blocks_unread(tmp_path):
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
+def test_the_thread_ends_with_blocks_unread():
+    checkpoint = open_model(tiny_nllb_moe("model"))
     skeleton = make_model(checkpoint, CPU, torch.float32)
     with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
         for stage in skeleton.stages:
@@ -105,8 +105,8 @@ def test_the_thread_ends_with_blocks_unread(tmp_path):
     assert not any(thread.is_alive() for thread in reader._pool._threads)
 
 
-def test_a_failure_comes_to_who_waits(tmp_path):
-    checkpoint = open_model(tiny_nllb_moe(tmp_path / "model"))
+def test_a_failure_comes_to_who_waits():
+    checkpoint = open_model(tiny_nllb_moe("model"))
     block = (Spec(("no.such.tensor",), (3, 4), torch.float32),)
     with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
         reader.want(block)

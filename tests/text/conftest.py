@@ -1,1 +1,0 @@
-from tests.folders import in_an_empty_folder as in_an_empty_folder
