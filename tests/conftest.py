@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.folders import in_an_empty_folder as in_an_empty_folder
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tests start processes; without bytecode each would compile every module anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -47,6 +45,12 @@ def frozen() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    """Tests write into the working directory, and commands look for checkpoints and results in it."""
+    monkeypatch.chdir(tmp_path)
 
 
 class _Models(dict[str, Path]):

@@ -52,7 +52,7 @@ from prunecli.model.probe import (
     template_of,
 )
 from prunecli.model.probed import REMEDY, Carriers, Placed, Probed
-from prunecli.model.skeleton import Changes, Shape, Skeleton, transformers_takes
+from prunecli.model.skeleton import Changes, Shape, Skeleton, known_skeleton, transformers_takes
 from prunecli.model.structure import Structure
 from prunecli.model.trial import NEAR, Trial
 from prunecli.private import UNEXPECTED
@@ -154,9 +154,8 @@ class Found:
             CheckpointError: transformers cannot build it.
         """
         with transformers_takes("config.json"):
-            changed = with_keys(config, changes)
-            same = changed == self.skeleton.config
-            return self.skeleton.stored if same else replace(self.skeleton, config=changed).stored
+            own, changed = self.skeleton, with_keys(config, changes)
+            return known_skeleton(own.model_class, own.config_class, changed).stored
 
     def may_keep(self, key: str, counts: Collection[int]) -> bool:
         """Whether layers may have these numbers of what this key of the config counts."""

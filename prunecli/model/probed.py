@@ -48,6 +48,7 @@ from prunecli.model.probe import (
 from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
 from prunecli.model.small_copy import few_experts, shallow_towers
 from prunecli.model.trial import NEAR, Trial
+from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -204,7 +205,7 @@ def probed(checkpoint: Checkpoint) -> Probed:
 
 @lru_cache(maxsize=8)  # a command opens a model, and its result, several times
 def _asked(model_class: Any, config_class: Any, config: str) -> Probed:
-    whole = known_skeleton(model_class, config_class, config)
+    whole = known_skeleton(model_class, config_class, parsed(config))
     many = {key: few for key, value in numbers(whole.effective) if (few := few_experts(key, value)) != value}
     tried = ({**many, **shallow_towers(whole.effective)}, many)
     skeleton = next(filter(None, (whole.changed(changes) for changes in tried if changes)), whole)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 _WORDS = ("wte.weight", "word_embeddings.weight", "embed_tokens.weight", "shared.weight")
 """Ends of the names of tables of tokens."""
+_OTHERS = frozenset((*KEYS, KEY, WEIGHTS_KEY, "architectures", "auto_map", "output_router_logits"))
+"""Keys of config.json that say nothing of what its class makes."""
 Changes = Mapping[str, Any]
 """Key of config.json -> new value; a key may lie within another: `text_config.vocab_size`."""
 
@@ -196,7 +198,7 @@ class Skeleton:
         Raises:
             ValueError: transformers refuses them.
         """
-        own = known_skeleton(self.model_class, self.config_class, dumps(self.config))
+        own = known_skeleton(self.model_class, self.config_class, self.config)
         key = repr(changes)
         if key not in own.donors:
             other = own.changed(changes)
@@ -229,9 +231,15 @@ class Skeleton:
         return _stating(changed, self.config_of(changed).to_dict(), wanted)
 
 
+def known_skeleton(model_class: Any, config_class: Any, config: Mapping[str, Any]) -> Skeleton:
+    """Skeleton of a class and a config.json, whose model is made once, without the keys that say nothing of it."""
+    return _known(
+        model_class, config_class, dumps({key: config[key] for key in config if key not in _OTHERS})
+    )
+
+
 @lru_cache(maxsize=16)  # a model and its result are opened several times, and some types have ten classes
-def known_skeleton(model_class: Any, config_class: Any, config: str) -> Skeleton:
-    """Skeleton of a class and the text of a config.json, whose model is made once."""
+def _known(model_class: Any, config_class: Any, config: str) -> Skeleton:
     return Skeleton(model_class, config_class, parsed(config))
 
 
@@ -345,10 +353,8 @@ def ties_of(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
 
 
 def _skeleton(checkpoint: Checkpoint, name: str, names: Iterable[str]) -> Skeleton:
-    left_out = (*KEYS, KEY, WEIGHTS_KEY, "auto_map", "output_router_logits")
-    config = {key: value for key, value in checkpoint.config.items() if key not in left_out}
     model_class = class_named(checkpoint, name, names)
-    return known_skeleton(model_class, config_class(checkpoint, model_class), dumps(config))
+    return known_skeleton(model_class, config_class(checkpoint, model_class), checkpoint.config)
 
 
 def transformers_takes(config: Path | str) -> AbstractContextManager[None]:

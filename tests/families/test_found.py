@@ -28,7 +28,6 @@ from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
-from tests.folders import in_an_empty_folder as in_an_empty_folder
 from tests.opening import load
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 

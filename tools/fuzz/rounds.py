@@ -53,7 +53,8 @@ class Round:
 
 def run_together(command: str, folder: Path, processes: int, limit_s: float) -> Ran:
     """`prunecli COMMAND` in so many processes that know of each other; the worst of their exit statuses."""
-    started = forked.start(folder, command, processes=processes)
+    with contextlib.chdir(folder):
+        started = forked.start(command, processes=processes)
     said, trace = [], ""
     for process in started:
         try:
