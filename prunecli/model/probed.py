@@ -6,7 +6,6 @@ runs: the linear layers of an attention make queries, keys and values, and the l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,7 +46,7 @@ from prunecli.model.probe import (
 )
 from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
 from prunecli.model.small_copy import few_experts, shallow_towers
-from prunecli.model.trial import NEAR, Trial
+from prunecli.model.trial import ATTENTION, NEAR, Trial
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ Carriers = Mapping[str, Carrier]
 Placed = list[tuple[UnitKeys, Carriers]]
 """Units of each key, and where they lie."""
 REMEDY = "inspect, evaluate and bench-latency work all the same."
-
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 
 Options = dict[str, tuple[Carrier, ...]]
 Uneven = dict[str, Callable[[], UnitKeys | None]]
@@ -403,7 +400,7 @@ def _attentions(module: Any, name: str) -> Iterator[str]:
     """Names of the outermost attentions within a module."""
     for piece, child in module.named_children():
         own = f"{name}.{piece}"
-        if _ATTENTION.search(piece) or _ATTENTION.search(type(child).__name__):
+        if ATTENTION.search(piece) or ATTENTION.search(type(child).__name__):
             yield own
         else:
             yield from _attentions(child, own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -41,6 +42,7 @@ NEAR = 1e-4
 """Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
 NEVER = -1e4
 """Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
+ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _UNLIKE = 16
 _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
@@ -584,17 +586,20 @@ class Trial:
 
 
 def stream_norms(model: Any, places: Container[str]) -> list[Any]:
-    """The norms of a model that may be over its residual stream: those without parameters of another size.
+    """The norms of a model that may be over its residual stream.
+
+    Those without parameters are, but within attentions (DiffLlama's are over heads).
 
     Args:
         places: names in the model of the parameters that have channels.
     """
-    return [
-        module
-        for name, module in model.named_modules()
-        if "norm" in type(module).__name__.lower()
-        and all(f"{name}.{own}" in places for own, _ in module.named_parameters())
-    ]
+    found = []
+    for name, module in model.named_modules():
+        if "norm" in type(module).__name__.lower():
+            own = [f"{name}.{parameter}" in places for parameter, _ in module.named_parameters()]
+            if all(own) if own else not ATTENTION.search(module_of(name)):
+                found.append(module)
+    return found
 
 
 @contextmanager

@@ -52,6 +52,7 @@ FOUND = {
     "gte": {"layer", "unit", "head"},  # its files part a matrix under the same name
     "mpnet": {"layer", "unit", "uneven head"},  # the encoder adds a bias for all heads
     "esm": {"layer", "unit", "uneven head"},
+    "diffllama": {"layer", "unit", "channel"},  # a norm over heads that has no weights
     "xlnet": {"layer", "unit"},  # parameters that keep their type whatever the class is opened in
 }
 
@@ -78,7 +79,8 @@ def test_a_cut_model_is_the_masked_one(model_type, opened):
     other = {f"uneven {kind}" for kind in uneven if kind == "head" or kind not in able}
     assert able | other == FOUND[model_type]
     every = [axis for kind in able for axis in found[kind]]
-    gone = 2 if model_type == "lfm2" else 1  # its second layer is the only one with an attention
+    # LFM2's second layer is the only one with an attention; DiffLlama's depend on their number.
+    gone = 2 if model_type in ("lfm2", "diffllama") else 1
     assert cutting.apart(model, checkpoint, every, "out", gone) < 2e-4
     config = config_of("out")
     assert config["model_type"] == checkpoint.config["model_type"]
