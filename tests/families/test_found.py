@@ -1,7 +1,9 @@
 """Families that nobody declared: what is found of their classes, cut, does what the model does masked."""
 
 import functools
-from contextlib import ExitStack
+import random
+import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from prunecli.architectures import NLLB_MOE
 from prunecli.commands.prune import prune_ffn, prune_layers
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError, UsageError
 from prunecli.methods.options import HeadOptions, NarrowOptions
 from prunecli.methods.plans import plan_heads, plan_widths
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -28,6 +31,7 @@ from prunecli.text.choice import task_of
 from tests.commands.calls import done
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
+from tests.families.__main__ import NAMES, PAGE
 from tests.opening import load
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
@@ -91,6 +95,24 @@ def test_a_cut_model_is_the_masked_one(model_type, opened):
         if "auto_map" in config_of("uneven"):
             with pytest.raises(ValueError, match="Not a stock model"):
                 type(model).from_pretrained("uneven")
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_types_by_chance(number):
+    """All kinds at once. Each run draws others of the 240; `make families` tries all, and each kind alone."""
+    types = [name for name in tiny.model_types() if name != NLLB_MOE.model_type]
+    model_type = random.SystemRandom().choice(types[number::24])
+    model = cutting.saved(model_type, "model")
+    checkpoint = open_model("model")
+    found = cutting.axes_found(checkpoint)
+    able = {kind for kind in found if cutting.stays_stock(checkpoint, kind)}
+    told = re.search(rf"(?m)^\| ([^|]+) \| \d+ \| .*`{model_type}`", PAGE.read_text())[1].split(", ")
+    assert {kind for kind in (*cutting.KINDS, "expert unit") if NAMES[kind] in told} <= able, model_type
+    axes = [axis for kind in able for axis in found[kind]]
+    for gone in (1, 0, 2):  # a class may need layers of each kind to answer
+        with suppress(PruneError, ValueError):
+            assert cutting.apart(model, checkpoint, axes, f"out{gone}", gone) < 2e-4, model_type
+            break
 
 
 @pytest.mark.parametrize(
