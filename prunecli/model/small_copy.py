@@ -39,7 +39,7 @@ _MOST = 40_000_000
 """Numbers that the small model has at most."""
 TOKENS, _POSITIONS, _WINDOW, _HEAD, _STREAM = 96, 64, 4, 4, 8
 _LEAST = 4
-"""Of a size: two hidden units may all be zero behind a ReLU."""
+"""Smallest size: with two hidden units both may be zero behind a ReLU."""
 
 
 def smaller_skeletons(skeleton: Skeleton) -> Iterator[Skeleton]:

@@ -153,10 +153,10 @@ class Trial:
     @cached_property
     def only_unties(self) -> bool:
         """Whether such a config changes nothing else."""
-        if self._untied is None:
-            return False
-        changed = self.opened(self._untied, stored_form(self.model))
-        return bool((self.logits(changed) == self._whole).all())
+        with suppress(Exception):  # of any kind: transformers opens no such model
+            changed = self.opened(self._untied, stored_form(self.model))
+            return bool((self.logits(changed) == self._whole).all())
+        return False
 
     @_once
     def of_channels(self, units: UnitKeys, carriers: Mapping[str, Carrier]) -> float:
@@ -459,7 +459,7 @@ class Trial:
         Args:
             changes: to the config, which has fewer.
             cut: the tensors without some.
-            never: the routers' with all; rows that are NaN are never picked.
+            never: tensors of the routers, with all experts; rows that are NaN are never picked.
 
         Raises:
             Exception: as `of_units`.
