@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -190,7 +191,10 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
     made = pd.DataFrame(rows, dtype=object)
     made = made.where(made.notna(), None)
-    return made.astype({name: _dtype(made[name]) for name in made})
+    for name in made:
+        with suppress(OverflowError):  # whole numbers that no run gives stay as they are
+            made[name] = made[name].astype(_dtype(made[name]))
+    return made
 
 
 def stacked(tables: Tables) -> pd.DataFrame:

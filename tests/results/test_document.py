@@ -33,6 +33,10 @@ def test_counts_stay_whole_where_some_are_missing():
     assert list(stacked(TABLES)["table"]) == ["by_a|b", "by_a|b", "empty_column"]
 
 
+def test_numbers_of_any_size_are_kept():
+    assert frame([{"count": 1 << 70, "of": 2}])["count"].tolist() == [1 << 70]
+
+
 def test_csv_holds_every_digit():
     write_tables(Path("t.csv"), TABLES)
     found = pd.read_csv("t.csv", float_precision="round_trip", dtype={"count": "Int64"})
