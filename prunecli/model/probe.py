@@ -490,7 +490,8 @@ def _moved(skeleton: Skeleton, changes: Changes) -> dict[str, tuple[int, int, in
     other = skeleton.changed(changes)
     if other is None or other.shapes.keys() != skeleton.shapes.keys() or other.shapes == skeleton.shapes:
         return {}
-    stored = other.stored_beside(_moves(skeleton.shapes, other.shapes))
+    moved = _moves(skeleton.shapes, other.shapes)
+    stored = other.stored_beside(moved) if moved else {}
     return _moves({name: skeleton.stored.get(name, ()) for name in stored}, stored)
 
 

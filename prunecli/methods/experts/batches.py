@@ -188,19 +188,20 @@ class Translation:
                     if target not in labels:
                         labels[target] = ids_of(target, True)
                     examples[target] = TokenExamples(sources, labels[target], padding, shift=shift)
-                of_targets = zip(*(own.lengths for own in examples.values()), strict=True)
-                lengths = [(own[0][0], max(length for _, length in own)) for own in of_targets]
+                every = [sources.lengths, *(labels[target].lengths for target in examples)]
+                lengths = [(length, max(others)) for length, *others in zip(*every, strict=True)]
                 for rows in length_bucketed(lengths, self.options.batch_tokens):
                     made = {target: partial(own.batch, rows) for target, own in examples.items()}
-                    every = [*made.values()]
+                    cost = partial(_translation_cost, [[own[row] for row in rows] for own in every])
+                    first = next(iter(made.values()))
                     passes: dict[Side, Any] = {
-                        "encoder": [(pair_name(source, ANY), partial(run_encoder, every[0]))],
+                        "encoder": [(pair_name(source, ANY), partial(run_encoder, first))],
                         "decoder": [
                             (pair_name(source, target), partial(decode, batch, target))
                             for target, batch in made.items()
                         ],
                     }
-                    yield Batch(len(rows) * len(every), passes, partial(_translation_cost, every))
+                    yield Batch(len(rows) * len(made), passes, cost)
 
         return Work(
             observer,
@@ -211,26 +212,22 @@ class Translation:
         )
 
 
-def _translation_cost(batches: Sequence[Made], runner: Layerwise) -> BatchCost:
-    """Memory of batches of the same sources: while the encoder runs; its output and the states while the decoder runs.
+def _translation_cost(lengths: Sequence[Sequence[int]], runner: Layerwise) -> BatchCost:
+    """Memory of a batch: the states while the encoder runs; its output and the states while the decoder runs.
 
     Args:
-        batches: one for each target.
+        lengths: tokens of each sentence of the source, then those of each target.
     """
-    shape = runner.shape
-    source, *targets = masks = [
-        batches[0]().inputs["attention_mask"],
-        *(batch().inputs["decoder_attention_mask"] for batch in batches),
-    ]
+    shape, (sources, *targets) = runner.shape, lengths
 
-    def states(mask: Tensor) -> int:
-        return shape.state_bytes(mask.numel(), int(mask.sum()))
+    def states(own: Sequence[int]) -> int:
+        return shape.state_bytes(len(own) * max(own), sum(own))
 
-    sentences, keys = source.shape
+    sentences, keys = len(sources), max(sources)
     output = sentences * keys * shape.d_model * shape.itemsize
     return BatchCost(
-        max(shape.activation_bytes(sentences, mask.shape[1], keys) for mask in masks),
-        (states(source) + output, output + sum(map(states, targets))),
+        max(shape.activation_bytes(sentences, max(own), keys) for own in lengths),
+        (states(sources) + output, output + sum(map(states, targets))),
     )
 
 
