@@ -84,8 +84,21 @@ def test_the_texts_of_json_lines():
     path.write_text('{"messages": [{"role": "user", "content": "one"}]}\n', encoding="utf-8")
     with pytest.raises(DataError, match="holds chats; texts are needed here"):
         read_plain([path])
+    path.write_text('{"text": " "}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="holds no text"):
+        read_plain([path])
     path.write_text("one\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 1: not JSON"):
+        read_plain([path])
+
+
+def test_the_texts_of_a_json_file_are_a_list_or_lines():
+    path = written("some.json", '[\n {"text": "one"},\n {"text": "two"}\n]\n')
+    assert read_plain([path]).texts == ("one", "two")
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert read_plain([path]).texts == ("one", "two")
+    path.write_text('[{"instruction": "one", "output": "two"}]')
+    with pytest.raises(DataError, match=r'some.json, entry 1: neither a "text" nor a chat'):
         read_plain([path])
 
 
