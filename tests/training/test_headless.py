@@ -1,5 +1,6 @@
 """Models without a head learn their teacher's hidden states or vectors: the measures, runs, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune import prune_heads, trim_vocabulary
 from prunecli.processes import ProcessGroup
+from prunecli.running import encoding
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.data import Validation
 from prunecli.training.loss import HiddenDistance, make_lesson
@@ -101,7 +103,7 @@ def mean_cosine() -> float:
     return float(np.diag(table).mean())
 
 
-def test_vectors_and_hidden_states(folder):
+def test_vectors_and_hidden_states(folder, monkeypatch):
     plain(Path("model"))
     plain(sentence_model("other", seed=1))
     models = [load(name) for name in ("other", "model")]
@@ -122,6 +124,8 @@ def test_vectors_and_hidden_states(folder):
     validation = Validation(examples, 12, HiddenDistance(LossOptions(), models[1], learned))
     measured = validation.measure(models[0], ProcessGroup())["cosine"]
     assert measured == pytest.approx(mean_cosine(), abs=1e-5)
+    monkeypatch.setattr(encoding, "MIXING", ("bert",))  # of which no text may be padded
+    assert replace(learned, tokenizer=tokenizer).examples(tokenizer, models[0], TEXTS).equal
 
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
