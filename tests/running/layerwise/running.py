@@ -75,8 +75,9 @@ def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def skeleton_of(checkpoint: Checkpoint) -> EmptyModel:
-    """A skeleton, its resident tensors in place."""
+    """A skeleton, its resident tensors in place; no parameter asks for gradients."""
     skeleton = make_model(checkpoint, CPU, torch.float32, output=True)
+    skeleton.model.requires_grad_(False)
     fill_resident(skeleton, checkpoint)
     return skeleton
 

@@ -11,7 +11,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.running.layerwise.forward import PassRun
 from prunecli.running.layerwise.states import Stored, leaves
-from prunecli.running.runner import frozen, ignored
+from prunecli.running.runner import ignored
 from tests.families import MODEL_TYPES
 from tests.families.records import own_layouts
 from tests.opening import load
@@ -63,10 +63,9 @@ def scalar(result: Any) -> Tensor:
 def in_memory(path: Path) -> Found:
     model = load(path)
     checkpoint = open_model(path)
-    with frozen(model):
-        watch = Watch(model, checkpoint)
-        for run in passes(model):
-            scalar(run()).backward()
+    watch = Watch(model.requires_grad_(False), checkpoint)
+    for run in passes(model):
+        scalar(run()).backward()
     return watch.found
 
 
@@ -78,8 +77,7 @@ class Run(Forward):
         self.watch = Watch(self.skeleton.model, checkpoint)
 
     def run(self, advance: Any = ignored, memory: int = 1 << 22) -> Found:
-        run = started(self.skeleton, self.checkpoint, memory, advance)
-        with run as (layers, _), frozen(self.skeleton.model):
+        with started(self.skeleton, self.checkpoint, memory, advance) as (layers, _):
             layers.backward(passes(self.skeleton.model), lambda _number, result: scalar(result))
         return self.watch.found
 
@@ -143,7 +141,7 @@ def test_what_a_layer_hands_on_is_stored_once(models):
     checkpoint = open_model(models["t5"])
     skeleton = skeleton_of(checkpoint)
     one = PassRun(passes(skeleton.model)[0])
-    with started(skeleton, checkpoint) as (layers, states), frozen(skeleton.model):
+    with started(skeleton, checkpoint) as (layers, states):
         with layers.intercepting():
             for index in range(2):
                 layers.want(index)
