@@ -554,9 +554,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            begun = directory / f"{WEIGHTS}.new"
-            save_tensors(weights, begun)
-            begun.replace(directory / WEIGHTS)  # the file appears once it is whole
+            save_tensors(weights, directory / WEIGHTS)
 
     def figures(self) -> dict[str, Any]:
         """Figures of a finished training: steps, speed, losses, validations."""

@@ -135,7 +135,7 @@ def test_noise_depends_on_its_seed_alone():
 
 def test_values_come_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 16)
-    found = list(values(open_model(checkpoint(tmp_path / "in", tensors_of("F16"))), Sum(ABC, -0.5), "F64"))
+    found = list(values(open_model(checkpoint(tmp_path / "in", tensors_of("F16"))), Sum(ABC, -0.5)))
     assert [len(block) for block in found] == [2] * 6 + [1]
     whole = expected(Sum(ABC, -0.5), tensors_of("F16"))
     np.testing.assert_array_equal(np.concatenate(found), whole)
