@@ -30,7 +30,6 @@ from prunecli.running.encoding import (
     labelled_examples,
     lm_windows,
     mlm_examples,
-    require_task,
     translation_examples,
     window_examples,
 )
@@ -65,7 +64,6 @@ def task_batches(
     """
     text = data.text
     examples: dict[str, Examples]
-    require_task(model, data.task)
     if pooling is not None:
         examples = {
             name or "the text": embedding_examples(tokenizer, model, pooling, texts, data.context)
