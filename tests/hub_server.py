@@ -115,13 +115,13 @@ def serving() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A server that huggingface_hub of this process asks, with an empty cache in `tmp_path / "cache"`."""
+def hub(monkeypatch):
+    """A server that huggingface_hub of this process asks, with an empty cache in `cache`."""
     from prunecli.tensors.hub.fetch import commit_of
 
     commit_of.cache_clear()
     with serving() as server:
-        point_at(server.url, tmp_path / "cache", monkeypatch)
+        point_at(server.url, Path("cache"), monkeypatch)
         yield server
 
 
@@ -133,7 +133,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch, *, offline:
     monkeypatch.setattr(
         constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
     )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache.resolve()))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
