@@ -102,9 +102,6 @@ def run(line: str) -> Any:
 
 
 @refusals(
-    (f"evaluate model --task translation {SPILL}", "--memory goes with --task mlm"),
-    (f"{GRADIENT} {SPILL} --metric ablation", "--memory goes with --metric gradient"),
-    (f"{GRADIENT} --spill-dir .", "--spill-dir goes with --memory"),
     (f"{EVALUATE} --memory much", "--memory much: not a size"),
     (f"{EVALUATE} --memory 1MiB", "too little: the smallest that works is "),
     (f"{GRADIENT} --memory 8GiB --spill-dir nowhere", "nowhere: cannot hold", 1),

@@ -208,9 +208,7 @@ def test_another_checkpoint_and_other_files_are_named():
 
 
 @refusals(
-    (f"model {PAIR} --steps 1 --epochs 1", "--steps does not go with --epochs"),
     (f"model {PAIR} --temperature nan", "--temperature nan: must be a finite number"),
-    (f"model {PAIR} --distill 0.5", "--teacher"),
     (f"model --from-scratch model {PAIR}", "--from-scratch does not go with CHECKPOINT"),
     ("model --text data/train.eng_Latn", "feature-extraction, not translation"),
     ("gpt2 --text data/train.eng_Latn --measure chrf++", "--measure chrf++"),

@@ -215,7 +215,6 @@ def test_streaming_says_what_aimer_fetches():
 
 
 @refusals(
-    ("--stream", "--stream goes with CHECKPOINT"),
     ("source --stream", "source is a path"),
     ("org/none --stream", "no such model on", 1),
 )

@@ -128,7 +128,6 @@ def test_a_found_family_is_counted_by_part():
 @refusals(
     ("--fit much", "--fit much: not a size"),
     ("--fit 1GiB --dtype float17", "unknown type"),
-    ("--dtype float16", "--dtype goes with --fit"),
 )
 def test_bad_options(refusal, tiny):
     refusal(run, tiny)

@@ -68,7 +68,6 @@ def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(
     ("model --data text --pairs eng_Latn", "eng_Latn"),
     ("model --source-file text/val.eng_Latn", "--target-file"),
     (f"{MODEL} --memory 4GiB --mode beam", "--mode beam needs the whole model"),
-    (f"{MODEL} --memory much", "--memory much: not a size"),
     (f"{MODEL} --memory 4GiB --spill-dir nowhere", "nowhere", 1),
 )
 def test_bad_input_is_said_plainly(refusal, folder):

@@ -145,8 +145,6 @@ FILES = f"{ALONE} loss --source-file text.txt --target-file text.tsv {PAIRS}"
 
 
 @refusals(
-    ("--measure loss", "--measure goes with --metric ablation"),
-    ("--metric ablation --importance token", "--importance goes with --metric"),
     (f"--data data {PAIRS} {ALONE} accuracy", "not one of translation"),
     (f"--data data {PAIRS} --compute-dtype float16", "small gradients vanish"),
     (f"{FILES} --select-split b", "--select-split: the text has no splits"),

@@ -58,9 +58,7 @@ def test_dense_ffns_between_experts(models):
     ("", "--metric activation-norm needs text"),
     ("--metric norms --text text.txt", "--metric norms reads no text"),
     ("--data .", "--data goes with models that translate"),
-    ("--scores x.json --metric norms", "--scores does not go with --metric norms"),
     ("--scores x.json --save-scores y.json", "nothing is measured on text here"),
-    ("--count 3 --width 4", "--count does not go with --width"),
 )
 def test_refusals(refusal, models):
     refusal(run, models["llama"])
@@ -101,7 +99,6 @@ def test_a_saved_selection_names_the_units_that_stay(models):
     Path("choice.json").write_text(shown)
     assert kept_of(done(models["llama"], "--keep choice.json", DRY).out) == kept_of(shown)
     refused(run(models["m2m_100"], "--keep choice.json"), "a selection for another model", 1)
-    refused(run(models["llama"], "--keep choice.json --ratio 0.5"), "--keep does not go with --ratio")
 
 
 def test_a_number_of_units_goes(models):

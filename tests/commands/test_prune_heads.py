@@ -75,11 +75,9 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model, folder):
 
 
 @refusals(
-    ("--ratio 0.5 --count 3", "--ratio does not go with --count"),
     ("--count 29", "at most 28 can"),
     ("--ratio 0.9 --min 1", "at most 21 can"),
     ("--attention self", "no such choice"),
-    ("--keep a.json --scores b.json", "--keep does not go with --scores"),
     ("--keep heads.json", "statistics go with --gates or --scores", 1),
     ("--uniform", "a config of type m2m_100 cannot say how many heads are left"),
     ("--scores none.json", "prunecli score-heads", 1),

@@ -103,7 +103,6 @@ def test_without_an_amount_the_default_is_said(models):
 
 @refusals(
     ("{gpt2} --count 1", "--metric cosine needs text"),
-    ("{gpt2} --remove 1 --scores layers.json", "--remove does not go with --scores"),
     ("{gpt2} --contiguous --metric cka", "--contiguous does not go with --metric cka"),
     ("{gpt2} --remove 0-2", "decoder.layers: no layer would be left"),
     ("{m2m_100} --text text.txt", "--text goes with models that have one stack"),
@@ -138,7 +137,6 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
 
 
 @refusals(
-    ("--metric last", "--scores does not go with --metric last"),
     ("--metric cosine", "layers.json: of the metric cka, not cosine", 1),
     ("--save-scores other.json", "nothing is measured on text here"),
 )

@@ -164,11 +164,8 @@ def test_bytes_are_a_target(model):
 
 
 @refusals(
-    ("--params 0.5 --size 1MiB", "--params does not go with --size"),
     ("--params 1", "must be less than 1"),
     ("--heal soon", "not a duration"),
-    ("--heal 1m --heal-steps 2", "--heal does not go with --heal-steps"),
-    ("--memory 8GiB --heal 1m", "--heal does not go with --memory"),
     ("--memory 8GiB --only channels", "With --memory, channels are not scored"),
     ("--only experts", "has no experts", 1),
     ("--only heads --params 0.01", "smallest mixture"),

@@ -153,7 +153,6 @@ def test_activations_are_those_of_the_merged_ffn(models):
 @refusals(
     ("{gpt2} --preset NoEnc", "with decoder.\nIt can be: No, NoDec, OneWide, Shared, SharedDec."),
     ("{bert} --decoder drop", "--decoder drop: the model has no decoder"),
-    ("{m2m_100} --preset NoDec --encoder share", "--preset does not go with"),
     ("{m2m_100} --encoder share --groups 2", "different sizes.\nChoose one of 1, 3."),
     ("{m2m_100} --encoder share --groups 4", "more groups than layers"),
     ("{m2m_100} --preset SharedEncDec --groups 1,1", "share the same FFNs"),
@@ -169,7 +168,6 @@ def test_refusals(refusal, models):
 
 
 @refusals(
-    ("{m2m_100} --preset NoDec --encoder share", "--preset does not go with"),
     ("{gpt2} --cross share", "--cross share: the model has no cross-attention"),
     ("{gpt2} --encoder drop", "--encoder drop: the model has no encoder self-attention"),
     ("{m2m_100} --encoder share --groups 2", "3 layers of encoder self-attention to share"),
