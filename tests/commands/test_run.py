@@ -72,13 +72,13 @@ def test_shipped_recipes_fit_the_real_commands(path):
     assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables()).steps
 
 
-def test_files_of_named_texts_are_inputs(tmp_path):
+def test_files_of_named_texts_are_inputs():
     Path("prose.txt").write_text("a\n")
     text = """\
 variables: {names: [prose, code]}
 steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"], output: o.json}}]
 """
-    path = tmp_path / "recipe.yaml"
+    path = Path("recipe.yaml")
     for name in ("collect-gates", "evaluate"):
         path.write_text(text.replace("COMMAND", name))
         with pytest.raises(UsageError, match=r"its input code\.txt does not exist"):
@@ -167,9 +167,9 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
     assert "Traceback" not in said
 
 
-def test_the_recipe_of_the_page_is_one(tmp_path):
+def test_the_recipe_of_the_page_is_one():
     page = Path(__file__).parents[2] / "docs/reference/commands/run.md"
-    path = tmp_path / "page.yaml"
+    path = Path("page.yaml")
     path.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
@@ -234,11 +234,11 @@ wait(subprocess.Popen([sys.executable, "child.py"]))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_an_interrupt_lets_the_step_clean_up(tmp_path):
+def test_an_interrupt_lets_the_step_clean_up():
     Path("child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     nothing = dict.fromkeys(("stdin", "stderr"), subprocess.DEVNULL)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=environment, **nothing)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=environment, **nothing)
     try:
         deadline = time.monotonic() + 120
         while not Path("started").exists() and time.monotonic() < deadline:

@@ -101,16 +101,16 @@ def test_weights_that_the_stored_type_cannot_hold_are_refused():
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
+def test_lora_needs_peft_that_is_new_enough(monkeypatch, is_there):
     if is_there:
-        (tmp_path / "peft.py").write_text("from transformers import HybridCache")  # as peft 0.17 does
+        Path("peft.py").write_text("from transformers import HybridCache")  # as peft 0.17 does
         monkeypatch.delitem(sys.modules, "peft", raising=False)
-        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.syspath_prepend(".")
     else:
         monkeypatch.setitem(sys.modules, "peft", None)
     message = "lora` needs peft, which cannot be imported .*HybridCache" if is_there else "lora` needs peft"
     with pytest.raises(PruneError, match=message):
-        finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
+        finetune(Start(Path()), TextChoice(), Destination(Path("out")), options(lora=2))
 
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
