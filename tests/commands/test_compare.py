@@ -221,9 +221,9 @@ SENTENCES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(monkeypatch):
     Path("scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", "scratch")
     for seed, name in enumerate(("full", "twin", "third")):
         tiny_family(name, "m2m_100", seed=seed)
         tiny_family(f"lm-{name}", "gpt2", seed=seed)

@@ -19,9 +19,9 @@ TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": 
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(monkeypatch):
     """A working directory with a checkpoint `full`, one like it that bears prunecli's mark, and text."""
-    monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
+    monkeypatch.setenv("SACREBLEU", "no-spm")
     tiny_nllb_moe("full")
     arguments = {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]}
     history = [{"command": "prune-experts", "arguments": arguments}]

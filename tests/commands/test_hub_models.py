@@ -44,8 +44,8 @@ COMMANDS = {
 
 
 @pytest.fixture(autouse=True)
-def _model_and_text(tmp_path, monkeypatch, hub):
-    monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
+def _model_and_text(monkeypatch, hub):
+    monkeypatch.setenv("SACREBLEU", "no-spm")
     write_files("data", {"test.eng_Latn": "the hat\nno\n" * 10, "test.fra_Latn": "le chapeau\nnon\n" * 10})
     hub.add("org/tiny", tiny_nllb_moe("source"))
 

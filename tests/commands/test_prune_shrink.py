@@ -40,10 +40,8 @@ def model(models):
 
 
 @pytest.fixture(autouse=True)
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
-    return path
+def text():
+    Path("text.txt").write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
 
 
 def test_a_model_is_shrunk_by_all_kinds(model):
