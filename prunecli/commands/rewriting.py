@@ -193,8 +193,8 @@ class WordsOptions(TextChoice):
     )
 
 
-class ScoredOptions(TextChoice, RunOptions):
-    """Options of commands that measure units on text, or read what was measured before."""
+class ScoredOptions(RewritingOptions, TextChoice, RunOptions):
+    """Options of rewriting commands that measure units on text, or read what was measured before."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("source_file", "target_file", "labelled")
 
@@ -203,7 +203,7 @@ class ScoredOptions(TextChoice, RunOptions):
         role="output",
     )
 
-    def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
+    def text_run(self, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
         Args:
@@ -219,8 +219,8 @@ class ScoredOptions(TextChoice, RunOptions):
         if not measures:
             self.refuse(["save_scores"], "is of no use: nothing is measured on text here.")
         if path is not None:
-            refuse_unwritable(path, force=how.force)
-            save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
+            refuse_unwritable(path, force=self.force)
+            save = lambda scores: scores.write(path, force=self.force)  # noqa: E731
         return prunecli.TextRun(self, self, save, console.progress(), console.note)
 
 

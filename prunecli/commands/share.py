@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prunecli.results.rewriting import Factorization, Sharing
 
 
-class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
+class ShareFfn(ScoredOptions, FfnOptions):
     """Options of the command."""
 
     LEFT_OUT = ("stream", "save_scores")
@@ -49,7 +49,7 @@ def share_ffn(options: ShareFfn) -> None:
     """
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
+        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse(options.given, "is of no use: no text is read here.")
