@@ -76,7 +76,6 @@ def prune_experts(options: PruneExperts) -> None:
         options.prune(
             opened,
             plan,
-            options.seed,
             rewrite=rewrite,
             before=() if fit is None else explain(fit),
         )
@@ -99,7 +98,7 @@ def prune_heads(options: PruneHeads) -> None:
     with options.open() as opened:
         plan = prunecli.plan_heads(opened, options)
         console.note(*plan.reasons)
-        options.prune(opened, plan, options.seed)
+        options.prune(opened, plan)
 
 
 class PruneFfn(ScoredOptions, NarrowOptions):
@@ -126,7 +125,7 @@ def prune_ffn(options: PruneFfn) -> None:
             console.warn(NORMS_WARNING)
         selection = prunecli.plan_widths(opened, options, options.text_run(measures=options.needs_text))
         console.note(*selection.reasons)
-        options.prune(opened, selection, options.seed, scored=options if options.needs_text else None)
+        options.prune(opened, selection, scored=options if options.needs_text else None)
 
 
 class PruneLayers(ScoredOptions, LayerOptions):
@@ -165,7 +164,7 @@ def prune_layers(options: PruneLayers) -> None:
         selection = prunecli.plan_layers(opened, options, run)
         console.note(*selection.reasons)
         rewrite = _with_maps(opened, selection, run) if options.replace else None
-        options.prune(opened, selection, options.seed, rewrite=rewrite, scored=options if reads else None)
+        options.prune(opened, selection, rewrite=rewrite, scored=options if reads else None)
 
 
 def _with_maps(
@@ -242,7 +241,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             console.note(
                 f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
             )
-        options.prune(opened, plan, None, before=_tokens(plan.details))
+        options.prune(opened, plan, before=_tokens(plan.details))
 
 
 def _tokens(details: Mapping[str, Any]) -> console.Blocks:

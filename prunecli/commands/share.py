@@ -90,7 +90,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
             )
         )
     kind, more = (FfnSharing, {"sparse": plan.sparse}) if is_ffn else (AttentionSharing, {})
-    return shown.document(kind, plan.options.seed, groups=groups, removed=plan.removed, **more)
+    return shown.document(kind, groups=groups, removed=plan.removed, **more)
 
 
 def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
@@ -246,7 +246,6 @@ def _document(
         fits["output_layer"] = TableQuality(explained_variance=output.explained_variance, **cosine)
     return shown.document(
         Factorization,
-        plan.options.seed,
         embedding=plan.change.to_json(),
         embedding_parameters_before=before,
         embedding_parameters_after=after,
