@@ -34,8 +34,7 @@ def files():
 
 def test_table_picture_and_file(files):
     result = done("a.json b.json --plot points.png --table table.csv")
-    for text in ("a.json and b.json", "all", "48", "cross", "16"):
-        assert text in result.out, text
+    result.shows("a.json and b.json", "all", "48", "cross", "16")
     assert "Written to head-comparison.json, points.png" in result.err
     pixels("points.png")
     assert len(results.read("head-comparison.json").frame("heads")) == 48
@@ -93,8 +92,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand():
     assert found["experts_per_layer"]["mean"] == [4, 4]
     assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
     pixels("languages.png")
-    for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
-        assert text in result.out
+    result.shows("same target", "├─ ", LAYERS[0], "33", "12 qko-qka")
 
 
 def test_statistics_by_language_give_trees_alone():
@@ -240,9 +238,13 @@ PAIR = "--data data --pairs eng_Latn-fra_Latn"
 
 def test_two_models(folder):
     result = models("full twin", PAIR, "--plot map.png")
-    for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
-        assert text in result.out
-    assert "fewer sentences than the width of the outputs (30 < 32)" in result.out
+    result.shows(
+        "full and twin, encoder",
+        "CKA cross",
+        "LNS FFN",
+        "30 sentences of eng_Latn-fra_Latn",
+        "fewer sentences than the width of the outputs (30 < 32)",
+    )
     assert "Written to similarity.json and map.png." in result.err
     payload = json_of("similarity.json")
     assert payload["format"] == "prunecli.similarity/1"
@@ -289,17 +291,19 @@ def test_one_model(folder):
 def test_several_pairs_and_removed_ffns(folder):
     gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
     write_changed("full", "less", "m2m_100", gone)
-    result = models("full less --data data --langs eng_Latn,fra_Latn")
-    assert "30 sentences of each of 2 pairs, averaged." in result.out
-    assert "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.out
+    models("full less --data data --langs eng_Latn,fra_Latn").shows(
+        "30 sentences of each of 2 pairs, averaged.",
+        "of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn.",
+    )
 
 
 def test_without_arguments_the_demo_is_compared_with_what_is_here(folder):
     shutil.copytree(demo.CHECKPOINT, "mine.copy")
     change_config("mine.copy", prunecli={"version": 1})  # as of what prunecli wrote
     Path("mine").symlink_to("mine.copy")
-    result = models("--pairs qba_Latn-qka_Latn --max-sentences 40")
-    assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.err
+    models("--pairs qba_Latn-qka_Latn --max-sentences 40").says(
+        "comparing the bundled demo model with mine, the first of 2 checkpoints here."
+    )
     assert json_of("similarity.json")["checkpoints"][0] == "demo"
 
 

@@ -50,10 +50,12 @@ def shapes(checkpoint):
 
 def test_a_checkpoint_is_trained():
     result = done("model", USUAL)
-    assert "Validation" in result.out
-    assert "4 updates" in result.out
-    assert "\nA stock model: plain transformers opens it.\n" in result.out
-    assert "Written: out (stock layout), figures in out.finetune.json" in result.out
+    result.shows(
+        "Validation",
+        "4 updates",
+        "\nA stock model: plain transformers opens it.\n",
+        "Written: out (stock layout), figures in out.finetune.json",
+    )
     assert "step 2: " in result.err
     assert not Path("out.training").exists()
     before = open_model("model")
@@ -181,8 +183,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch):
     with signalled(monkeypatch, signal.SIGINT):
         result = run("model", USUAL)
     assert result.status == 130
-    assert "Stopped after step 3" in result.err
-    assert "the same command resumes" in result.err
+    result.says("Stopped after step 3", "the same command resumes")
     assert not Path("out").exists()
     assert "Resuming from step 3" in done("model", USUAL).err
 
@@ -256,9 +257,9 @@ def test_a_fault_of_another_process_alone_is_said(monkeypatch):
 
 def test_the_demo_without_arguments():
     """An empty folder gives the demo model and its text."""
-    result = done("--steps 1 --max-sentences 50 --max-valid 5 --batch-tokens 500 -o out")
-    assert "using the bundled demo model" in result.err
-    assert "using the demo's text" in result.err
+    done("--steps 1 --max-sentences 50 --max-valid 5 --batch-tokens 500 -o out").says(
+        "using the bundled demo model", "using the demo's text"
+    )
     assert Path("out/model.safetensors").is_file()
 
 

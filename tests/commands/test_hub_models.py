@@ -62,9 +62,7 @@ def test_a_fault_of_a_file_names_the_model_not_the_cache(hub):
 def test_two_models_and_a_teacher(hub):
     hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT, "v2")
     _, options = COMMANDS["evaluate"]
-    found = done(evaluate, "org/tiny org/tiny@v2", options)
-    assert "org/tiny@1a2b3c4" in found.out
-    assert "org/tiny@bbbbbbb" in found.out
+    done(evaluate, "org/tiny org/tiny@v2", options).shows("org/tiny@1a2b3c4", "org/tiny@bbbbbbb")
     training = f"{TEXT} {CPU} --valid-split test --steps 1 --batch-tokens 100"
     done(finetune, "org/tiny@v2 --teacher org/tiny", training, "-o taught")
     step = json_of("taught/config.json")["prunecli"]["history"][-1]
@@ -130,9 +128,7 @@ def test_a_recipe_knows_a_model_by_its_commit(hub, monkeypatch):
     monkeypatch.setattr("prunecli.commands.run._execute", _in_this_process)
     Path("recipe.yaml").write_text(RECIPE)
     done(run, "recipe.yaml")
-    second = call(run, "recipe.yaml")
-    assert "prune: up to date" in second.err
-    assert "again: up to date" in second.err
+    call(run, "recipe.yaml").says("prune: up to date", "again: up to date")
     hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT)
     commit_of.cache_clear()
     assert "up to date" not in call(run, "recipe.yaml").err

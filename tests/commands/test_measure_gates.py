@@ -99,8 +99,7 @@ def test_texts_are_entries(model, text_folder):
     assert found.whole_files is True
     assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
     done(model, "--text prose.txt --lines -o lines.json")
-    both = call(prune_experts, model, "--gates gates.json --gates lines.json --dry-run")
-    assert MIXED in both.err
+    call(prune_experts, model, "--gates gates.json --gates lines.json --dry-run").says(MIXED)
     assert MIXED in call(compare_languages, "gates.json lines.json").err
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
@@ -131,8 +130,7 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     for metric in METRICS:
         chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
         assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
-    again = run("model --text prose.txt --memory 1GiB --force")
-    assert "is measured with the whole model in memory" in again.err
+    run("model --text prose.txt --memory 1GiB --force").says("is measured with the whole model in memory")
 
 
 def test_text_for_a_model_that_translates_is_refused(text_folder):

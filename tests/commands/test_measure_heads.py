@@ -35,12 +35,13 @@ def scores(path: str = "heads.json") -> dict[str, Any]:
 
 
 def test_importance_per_token():
-    plain = run("m --data data", PAIRS, "-o example.json")
-    assert "Importance (I_h of eq. 2, not normalised)" in plain.out
-    assert "Mean over 3 examples of translation." in plain.out
-    result = run("m --data data", PAIRS, "--importance token --memory 2GiB")
-    assert "Importance (I_h of eq. 2, per token, not normalised)" in result.out
-    assert "Mean over the tokens of 3 examples of translation." in result.out
+    run("m --data data", PAIRS, "-o example.json").shows(
+        "Importance (I_h of eq. 2, not normalised)", "Mean over 3 examples of translation."
+    )
+    run("m --data data", PAIRS, "--importance token --memory 2GiB").shows(
+        "Importance (I_h of eq. 2, per token, not normalised)",
+        "Mean over the tokens of 3 examples of translation.",
+    )
     found, other = scores(), scores("example.json")
     assert (found["per"], other["per"], found["examples"]) == ("token", "example", 3)
     assert (other["format"], other["method"], other["seed"]) == ("prunecli.scores/1", "gradient", None)
@@ -55,8 +56,9 @@ def test_importance_per_token():
     for name, values in other["values"].items():
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m --scores heads.json --ratio 0.3 -o pruned").status == 0
-    mixed = prune("m --scores heads.json --scores example.json -o no")
-    assert "heads.json and example.json cannot be merged: per is" in mixed.err
+    prune("m --scores heads.json --scores example.json -o no").says(
+        "heads.json and example.json cannot be merged: per is"
+    )
 
 
 def test_ablation_by_beam_search():
@@ -64,8 +66,7 @@ def test_ablation_by_beam_search():
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
     shallow = tiny_family("shallow", "m2m_100", **sizes)
     result = run(shallow, "--data data", PAIRS, "--metric ablation --beam 2 --bootstrap 10")
-    assert "Change of chrF++ without the head" in result.out
-    assert "chrF++ of the whole model" in result.out
+    result.shows("Change of chrF++ without the head", "chrF++ of the whole model")
     assert "Too few examples for a test of significance" in result.err
     assert "significantly" not in result.out
     found = scores()

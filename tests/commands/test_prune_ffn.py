@@ -22,8 +22,9 @@ def _text():
 
 def test_without_options_the_defaults_are_said(models):
     result = done(models["m2m_100"], "--data . --pairs eng_Latn-fra_Latn")
-    assert "No --ratio given: removing 25% of the hidden units." in result.err
-    assert "Hidden units of each FFN by activation-norm" in result.err
+    result.says(
+        "No --ratio given: removing 25% of the hidden units.", "Hidden units of each FFN by activation-norm"
+    )
     assert "Written: pruned-ffn (stock layout)" in result.out
     opened = open_model("pruned-ffn")
     opened.check()
@@ -77,8 +78,7 @@ def test_scores_that_were_saved_take_the_place_of_text(models, metric):
     from_text = done(models["llama"], metric, "--text text.txt --save-scores units.json --ratio 0.5", DRY)
     result = done(models["llama"], "--scores units.json --ratio 0.5", DRY)
     assert kept_of(result.out) == kept_of(from_text.out)
-    assert "Hidden units of each FFN by activation" in result.err
-    assert "from units.json" in result.err
+    result.says("Hidden units of each FFN by activation", "from units.json")
     origin = result.json["decision"]["origin"]
     assert (origin["texts"], origin["files"][0][0]) == (["text.txt"], "units.json")
     assert result.json["decision"]["places"][0]["tokens"] > 0

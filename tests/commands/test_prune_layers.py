@@ -30,8 +30,7 @@ def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
 
 
 def test_named_layers_go(models):
-    result = done(models["m2m_100"], "--remove encoder:1,decoder:0")
-    assert "Written: pruned-layers (stock layout)" in result.out
+    done(models["m2m_100"], "--remove encoder:1,decoder:0").shows("Written: pruned-layers (stock layout)")
     assert kept() == {"encoder": (0, 2), "decoder": (1,)}
     pruned = open_model("pruned-layers")
     name = "model.{}.layers.{}.fc1.weight"
@@ -90,14 +89,12 @@ def test_json_of_a_dry_run(metric, models):
 
 def test_translation_takes_parallel_text(models):
     text = "--data . --pairs eng_Latn-fra_Latn"
-    result = done(models["m2m_100"], "--encoder 1 --decoder 1", text)
-    assert "Layers by cosine (default)" in result.err
+    done(models["m2m_100"], "--encoder 1 --decoder 1", text).says("Layers by cosine (default)")
     assert {side: len(numbers) for side, numbers in kept().items()} == {"encoder": 2, "decoder": 1}
 
 
 def test_without_an_amount_the_default_is_said(models):
-    result = done(models["m2m_100"], "--metric random")
-    assert "No --ratio given: removing 25% of the layers." in result.err
+    done(models["m2m_100"], "--metric random").says("No --ratio given: removing 25% of the layers.")
     assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
 
 

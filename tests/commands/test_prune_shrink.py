@@ -46,9 +46,7 @@ def text():
 
 def test_a_model_is_shrunk_by_all_kinds(model):
     result = calls.done(shrink, model, "--text text.txt --params 70%", QUICK)
-    assert "On text that nothing was chosen by" in result.out
-    assert "A stock model" in result.out
-    assert "--heal 10m" in result.out
+    result.shows("On text that nothing was chosen by", "A stock model", "--heal 10m")
     document = shrunk()
     assert document.parameters_after <= 0.7 * document.parameters_before
     assert [one.model for one in document.stages] == ["original", "cut"]

@@ -117,8 +117,7 @@ def workplace():
 
 
 def test_a_recipe_runs_its_commands_once(workplace):
-    dry = prunecli("recipe.yaml --dry-run")
-    assert "compare-0.75: would run: made/languages.json does not exist" in dry.out
+    prunecli("recipe.yaml --dry-run").shows("compare-0.75: would run: made/languages.json does not exist")
     assert not Path("made").exists()
     first = prunecli("recipe.yaml")
     assert first.status == 0, first.err

@@ -40,8 +40,7 @@ def owners(directory: str, part: str) -> dict[str, str | None]:
 
 def test_without_options_the_choices_are_said(model):
     result = done(model)
-    assert "No --preset given: SharedEncNoDec." in result.err
-    assert "No --init given: a shared FFN is the mean" in result.err
+    result.says("No --preset given: SharedEncNoDec.", "No --init given: a shared FFN is the mean")
     assert "Written: shared-ffn (opens only where prunecli is installed: prunecli.load_model" in result.out
     assert owners("shared-ffn", "ffns") == {
         **{ENCODER.format(n): ENCODER.format(0) for n in range(3)},
@@ -55,8 +54,7 @@ def test_without_options_the_choices_are_said(model):
 
 def test_without_options_the_choices_for_attentions_are_said(model):
     result = shared(model)
-    assert "No --preset given: SharedEncSharedDec." in result.err
-    assert "No --init given: a shared attention is the mean" in result.err
+    result.says("No --preset given: SharedEncSharedDec.", "No --init given: a shared attention is the mean")
     assert "Not a stock model: attentions are shared" in result.out
     encoder, decoder = f"{ENCODER}.self_attn", f"{DECODER}.self_attn"
     cross = f"{DECODER}.encoder_attn"
@@ -100,8 +98,9 @@ def test_json_of_a_dry_run_for_attentions(model):
 
 
 def test_layers_share_with_those_of_their_window(models):
-    result = shared(models["gemma2"], "-o out")
-    assert "layers of their own window alone (full_attention, sliding_attention)." in result.err
+    shared(models["gemma2"], "-o out").says(
+        "layers of their own window alone (full_attention, sliding_attention)."
+    )
     names = [f"model.layers.{n}.self_attn" for n in range(3)]
     assert list(owners("out", "attentions").values()) == [names[0], names[1], names[0]]
 
@@ -120,9 +119,7 @@ def test_the_history_names_no_stack_that_the_model_lacks(models):
 
 
 def test_the_demo_without_any_argument():
-    result = done()
-    assert "using the bundled demo model" in result.err
-    assert "only its dense FFNs are changed (--dense-only)" in result.err
+    done().says("using the bundled demo model", "only its dense FFNs are changed (--dense-only)")
     assert names() == ["shared-ffn"]
 
 

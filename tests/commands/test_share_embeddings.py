@@ -33,10 +33,12 @@ def _text():
 
 def test_the_demo_model_without_any_option():
     result = done("--epochs 0")
-    assert "No checkpoint given: using the bundled demo model." in result.err
-    assert "Factorising both sides (default); input and output share a table." in result.err
-    assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
-    assert "Every token counts alike" in result.err
+    result.says(
+        "No checkpoint given: using the bundled demo model.",
+        "Factorising both sides (default); input and output share a table.",
+        "Not given, so: --map-dim 8, --expand-dim 128.",
+        "Every token counts alike",
+    )
     assert "Written: factorised-embeddings (opens only where prunecli is installed: " in result.out
     assert np.isfinite(logits("factorised-embeddings").numpy()).all()
 
