@@ -52,8 +52,7 @@ def pruned(directory: Path) -> Summary:
 
 def test_a_source_that_does_not_fit_its_config_is_refused_first():
     source = tiny()
-    config = config_of(source)
-    tensors = random_tensors(config)
+    tensors = random_tensors(config_of(source))
     tensors["model.stray.weight"] = tensors["model.encoder.layer_norm.weight"]
     write_weights(source, tensors)
     with pytest.raises(CheckpointError, match=r"1 unexpected \(model\.stray\.weight\)"):

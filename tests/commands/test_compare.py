@@ -263,8 +263,7 @@ def test_two_models(folder):
 
 def test_benchmarks_and_random_weights(folder):
     bounds = "--benchmarks third --random-baseline 2"
-    result = models("full twin", bounds, PAIR, "--measure cka --json -q")
-    payload = result.json
+    payload = models("full twin", bounds, PAIR, "--measure cka --json -q").json
     assert payload == json_of("similarity.json")
     assert payload["benchmarks"] == ["third"]
     assert list(payload["matrices"]) == ["cka"]

@@ -43,8 +43,7 @@ def test_two_checkpoints_side_by_side(folder):
     assert "worse" not in result.out
     assert max(map(len, result.out.splitlines())) <= 120
     result.says("2 of 6 pairs", "--spm FILE")
-    payload = json_of("evaluation.json")
-    assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
+    assert json_of("evaluation.json")["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
 
 
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch):
@@ -142,8 +141,7 @@ def test_the_level_of_significance(folder):
 
 
 def test_the_table_has_the_json_s_values(folder):
-    result = done("full pruned", ALL, "--table t.csv --json", QUICK)
-    payload = result.json
+    payload = done("full pruned", ALL, "--table t.csv --json", QUICK).json
     assert "groups" not in payload
     pairs = {(row["checkpoint"], f"{row['source']}-{row['target']}"): row for row in rows("t.csv", "pairs")}
     for made in payload["results"]:

@@ -78,5 +78,4 @@ def test_prefill_and_decode_of_a_language_model():
         "tokens/s",
         "s/prompt",
     )
-    beams = run("llama --text lines.txt --beam 2 --force")
-    refused(beams, "--beam goes with --task translation")
+    refused(run("llama --text lines.txt --beam 2 --force"), "--beam goes with --task translation")

@@ -120,8 +120,7 @@ def test_a_reduced_model_from_scratch(command, choice):
         calls.done(command, "equal", choice, more)
     assert {*names("config")} == {*names("reduced")} - {"model.safetensors"}
     assert "finetune --from-scratch" in Path("config/README.md").read_text()
-    rate = "--learning-rate 0.01 --eval-every 1"
-    done("--from-scratch config", PAIR, SMALL, rate, "-o out")
+    done("--from-scratch config", PAIR, SMALL, "--learning-rate 0.01 --eval-every 1", "-o out")
     reduced = open_model("reduced")
     made = open_model("out")
     assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
@@ -154,10 +153,8 @@ def test_random_weights_that_the_memory_cannot_hold_are_refused(reduced):
 def test_a_config_of_a_damaged_history_from_scratch():
     tiny_family("full", "m2m_100")
     calls.done(prune_heads, "full --metric random --ratio 0.4 --config-only -o config")
-    mark = config_of("config")["prunecli"]
-    change_config("config", prunecli={**mark, "history": "."})
-    result = run("--from-scratch config", USUAL)
-    refused(result, 'config.json: the value under "prunecli" is damaged', 1)
+    change_config("config", prunecli={**config_of("config")["prunecli"], "history": "."})
+    refused(run("--from-scratch config", USUAL), 'config.json: the value under "prunecli" is damaged', 1)
     assert not Path("out").exists()
 
 
@@ -172,8 +169,7 @@ def test_a_classifier():
     for name, seed, count in (("train", 0, 40), ("valid", 1, 8)):
         rows = [f"{'hen' in line.split():d}\t{line}\n" for line in lines(count, seed)]
         Path(f"{name}.tsv").write_text("".join(rows))
-    text = "--labelled train.tsv --valid-labelled valid.tsv"
-    done("bert", text, SMALL, "-o out --json")
+    done("bert", "--labelled train.tsv --valid-labelled valid.tsv", SMALL, "-o out --json")
     figures = json_of("out.finetune.json")
     assert figures["arguments"]["task"] == "classification"
     assert len(figures["validation"]) == 3
@@ -190,8 +186,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch):
 
 def test_a_second_run_of_an_output_is_told_of_the_first():
     with sole_writer(Path("out")):
-        said = f"Error: out: another run trains it now (process {os.getpid()})\n"
-        refused(run("model", USUAL), said, 1)
+        refused(run("model", USUAL), f"Error: out: another run trains it now (process {os.getpid()})\n", 1)
         assert not Path("out.training").exists()
     done("model", USUAL)
     assert not list(Path().glob(".out*"))

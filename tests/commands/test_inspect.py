@@ -83,8 +83,7 @@ def test_changed_ffns_are_one_line():
 
 
 def test_an_ffn_that_cannot_be_is_named(tiny):
-    structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
-    change_config(tiny, prunecli=structure)
+    change_config(tiny, prunecli={"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}})
     refused(run(tiny), "config.json names model.encoder.layers.9.ffn, which is no FFN or attention", 1)
 
 
@@ -177,8 +176,7 @@ def test_the_whole_model_in_each_type(tiny):
     ],
 )
 def test_types_of_the_same_size_are_one_way(stored, asked, found):
-    directory = tiny_nllb_moe("moe", dtype=stored)
-    whole = fit(directory, "--fit 1GiB", asked)["whole"]
+    whole = fit(tiny_nllb_moe("moe", dtype=stored), "--fit 1GiB", asked)["whole"]
     assert [(way["dtype"], way["as_stored"]) for way in whole] == found
 
 

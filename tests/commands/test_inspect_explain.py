@@ -33,13 +33,11 @@ def test_a_question_and_the_overview():
     where = f"the cross-attention of decoder layer {place['layer']}"
     assert answer.out.startswith(f"Head 1 of {where} was {verb}: its importance")
     answer.shows(f" {value:.4g} is rank {rank} of ", "8 sentences", "split dev, in heads.json (sha256 ")
-    answers = ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"]
-    assert answers[0]["fields"]["rank"] == rank
+    assert ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"][0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = ask("pruned-heads --json").json
-    assert whole["decisions"][0]["places"] == decision["places"]
+    assert ask("pruned-heads --json").json["decisions"][0]["places"] == decision["places"]
 
 
 def test_a_dry_run_explains_and_writes_nothing(monkeypatch):

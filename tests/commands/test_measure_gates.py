@@ -147,8 +147,7 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]
-    without = call(collect_gates, "--demo translation --context 8 --force")
-    refused(without, "--context goes with --text")
+    refused(call(collect_gates, "--demo translation --context 8 --force"), "--context goes with --text")
 
 
 CPU = torch.device("cpu")

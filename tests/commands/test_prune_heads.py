@@ -54,8 +54,7 @@ def test_prunes_the_least_important_heads(model, folder):
     ("metric", "normalize"), zip(itertools.cycle(get_args(HeadMetric)), get_args(Normalize))
 )
 def test_json_of_a_dry_run(metric, normalize, model, folder):
-    result = done(model, f"--metric {metric} --normalize {normalize} --count 10 --json --dry-run")
-    summary = result.json
+    summary = done(model, f"--metric {metric} --normalize {normalize} --count 10 --json --dry-run").json
     assert sum(summary["held"].values()) == 28
     assert sum(map(len, summary["kept"].values())) == 18
     # A head of width 8: 3 x (8 x 32 + 8) of the inputs, 32 x 8 of the output.

@@ -39,8 +39,7 @@ def test_named_layers_go(models):
     )
     assert not shim_classes(pruned.config)
     assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
-    step = pruned.structure.history[-1]
-    assert step["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
+    assert pruned.structure.history[-1]["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
 
 
@@ -56,8 +55,7 @@ def test_removed_layers_leave_linear_maps(models):
     arguments = mapped.structure.history[-1]["arguments"]
     assert "replace" not in plain.structure.history[-1]["arguments"]
     assert (arguments["replace"], arguments["text"]["files"]) == ("linear", ["text.txt"])
-    needs = run(models["gpt2"], "--remove 1 --replace linear -o other")
-    refused(needs, "--replace linear needs text")
+    refused(run(models["gpt2"], "--remove 1 --replace linear -o other"), "--replace linear needs text")
     streamed = run(models["gpt2"], "--remove 1", text, "--stream -o other")
     refused(streamed, "--replace linear runs the model, which needs all of its weights")
 

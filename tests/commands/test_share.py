@@ -69,8 +69,7 @@ def test_without_options_the_choices_for_attentions_are_said(model):
 
 
 def test_json_of_a_dry_run(model):
-    result = done(model, "--preset OneWide --dry-run --json")
-    summary = result.json
+    summary = done(model, "--preset OneWide --dry-run --json").json
     assert names() == []
     (group,) = summary["groups"]
     assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
@@ -84,8 +83,7 @@ def test_json_of_a_dry_run(model):
 
 def test_json_of_a_dry_run_for_attentions(model):
     """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
-    options = "--encoder share --decoder drop --init last"
-    summary = shared(model, options, "--dry-run --json").json
+    summary = shared(model, "--encoder share --decoder drop --init last", "--dry-run --json").json
     assert names() == []
     members = [f"{ENCODER}.self_attn".format(n) for n in range(3)]
     made = {"init": "last", "heads": [0, 1, 2, 3], "parameters": 4 * 32 * 32 + 4 * 32}
@@ -130,8 +128,7 @@ def test_a_reduced_checkpoint_is_reduced_further(model):
     shared(model, "--encoder drop -o none")
     refused(share("none --encoder share"), "no encoder self-attention left to share")
     shared(model, "--encoder share -o alike")
-    said = "share one attention already and would be parted"
-    refused(share("alike --encoder share --groups 3"), said)
+    refused(share("alike --encoder share --groups 3"), "share one attention already and would be parted")
 
 
 def test_activations_are_those_of_the_merged_ffn(models):

@@ -320,8 +320,7 @@ def test_led_has_positions_of_its_own_for_each_stack():
     model.config.max_decoder_position_embeddings = 32
     write_plain_tokenizer(".")
     text = ParallelText("val", {name: ["the hat " * 40] for name in ("a", "b")})
-    examples = translation_examples(load_tokenizer(Path()), model, text, [("a", "b")])
-    assert examples.lengths == [(63, 31)]
+    assert translation_examples(load_tokenizer(Path()), model, text, [("a", "b")]).lengths == [(63, 31)]
 
 
 def test_labels_stay_where_a_class_shifts_them_in_place():
@@ -373,8 +372,7 @@ def test_the_types_that_mix_padding_into_texts_are_known():
 @pytest.mark.parametrize("model_type", ["camembert", "ibert", "mpt"])
 def test_all_positions_are_counted_and_no_more(model_type):
     model = tiny.build(model_type)
-    longest = encoding.position_count(model)
-    ids = torch.full((1, longest + 1), 20)
+    ids = torch.full((1, encoding.position_count(model) + 1), 20)
     model(input_ids=ids[:, :-1])
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=ids)

@@ -91,8 +91,7 @@ def test_links_to_files_are_followed_and_links_to_folders_are_not(added):
     put("assets/a.png")
     (MODEL / "assets" / "up").symlink_to("..")
     os.mkfifo(MODEL / "pipe")
-    expected = {"linked.txt", "assets/a.png"}
-    assert added() == (expected, ("around/", "broken.txt", "outside/", "pipe"))
+    assert added() == ({"linked.txt", "assets/a.png"}, ("around/", "broken.txt", "outside/", "pipe"))
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,7 @@ def test_values_come_in_order(monkeypatch):
     monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 16)
     found = list(values(checkpoint(tensors_of("F16")), Sum(ABC, -0.5)))
     assert [len(block) for block in found] == [2] * 6 + [1]
-    whole = expected(Sum(ABC, -0.5), tensors_of("F16"))
-    np.testing.assert_array_equal(np.concatenate(found), whole)
+    np.testing.assert_array_equal(np.concatenate(found), expected(Sum(ABC, -0.5), tensors_of("F16")))
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,7 @@ def test_the_loss_falls_and_the_best_model_is_staged(model):
 
 def test_what_is_worse_than_the_start_is_not_called_the_best(model):
     said = []
-    ruinous = options(steps=2, eval_every=1, warmup=1, learning_rate=1.0)
-    train(model, "state", ruinous, report=said.append)
+    train(model, "state", options(steps=2, eval_every=1, warmup=1, learning_rate=1.0), report=said.append)
     steps = [line for line in said if line.startswith(("step 1", "step 2"))]
     assert len(steps) == 2
     assert all("(no better than the start)" in line for line in steps)
@@ -129,8 +128,7 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model):
     assert said[-1] == "The training had ended before; writing its result."
     assert again.log == first.log
     assert staged(train(model, "state", options(steps=3))) == staged(first)
-    further = train(model, "state", options(steps=6))
-    assert staged(further) == staged(train(model, "whole", options(steps=6)))
+    assert staged(train(model, "state", options(steps=6))) == staged(train(model, "whole", options(steps=6)))
 
 
 @pytest.mark.parametrize("part", ["all", "embeddings"])
@@ -200,8 +198,7 @@ def test_chrf_chooses():
 
 def test_weights_stay_in_float32():
     model = tiny_nllb_moe("moe", dtype="F16")
-    trained = train(model, "state", options(steps=2, dtype="bfloat16"))
-    moved = changed(model, trained)
+    moved = changed(model, train(model, "state", options(steps=2, dtype="bfloat16")))
     # Routers too; an expert stays as it was where no token chose it.
     assert all(".experts." in name for name in set(open_model(model).tensors) - moved)
     assert sum(".experts." in name for name in moved) > 20

@@ -56,8 +56,7 @@ def folder():
 def test_a_pruned_sentence_encoder_recovers(folder):
     done(prune_heads, "model --metric random --ratio 0.5 -o pruned")
     before, count = expected_distance("pruned")
-    result = done(finetune, "pruned", RUN, "--valid-text valid.txt --steps 40 -o out --json")
-    figures = result.json
+    figures = done(finetune, "pruned", RUN, "--valid-text valid.txt --steps 40 -o out --json").json
     assert figures["stock"]["is_stock"] is False
     assert figures["stock"]["reason"].startswith("heads were removed")
     assert figures["arguments"]["task"] == "feature-extraction"
@@ -121,16 +120,14 @@ def test_vectors_and_hidden_states(folder, monkeypatch):
     both = HiddenDistance(LossOptions(hidden=3.0), models[1], learned)(models[0], batch)
     assert both.item() == pytest.approx(distance + 3 * len(TEXTS) * total / count, rel=1e-4)
     validation = Validation(examples, 12, HiddenDistance(LossOptions(), models[1], learned))
-    measured = validation.measure(models[0], ProcessGroup())["cosine"]
-    assert measured == pytest.approx(mean_cosine(), abs=1e-5)
+    assert validation.measure(models[0], ProcessGroup())["cosine"] == pytest.approx(mean_cosine(), abs=1e-5)
     monkeypatch.setattr(encoding, "MIXING", ("bert",))  # of which no text may be padded
     assert replace(learned, tokenizer=tokenizer).examples(tokenizer, models[0], TEXTS).equal
 
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
     plain(Path("model"))
-    few = "--text valid.txt --min-count 2"
-    done(trim_vocabulary, "model", few, "-o trimmed")
+    done(trim_vocabulary, "model", "--text valid.txt --min-count 2", "-o trimmed")
     done(prune_heads, "trimmed --metric random --ratio 0.5 -o pruned")
     run = f"{VECTORS} --valid-text valid.txt --eval-every 20 --steps 60 --json"
     result = done(finetune, "pruned", run, "-o out")

@@ -62,8 +62,7 @@ def scalar(result: Any) -> Tensor:
 
 def in_memory(path: Path) -> Found:
     model = load(path)
-    checkpoint = open_model(path)
-    watch = Watch(model.requires_grad_(False), checkpoint)
+    watch = Watch(model.requires_grad_(False), open_model(path))
     for run in passes(model):
         scalar(run()).backward()
     return watch.found

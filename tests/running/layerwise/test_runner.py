@@ -173,8 +173,7 @@ def same(one: Any, other: Any) -> bool:
 def written():
     path = Path(".gates.json.layers")
     with StateStore(64) as states:
-        held = map_tree(TREE, states.put, torch.Tensor)
-        write_snapshot(path, {"stage": 3}, held, states)
+        write_snapshot(path, {"stage": 3}, map_tree(TREE, states.put, torch.Tensor), states)
     return path
 
 
@@ -182,8 +181,7 @@ def written():
 def test_a_snapshot_comes_back(written, memory):
     assert read_header(written) == {"stage": 3}
     with StateStore(memory) as states:
-        tree = read_snapshot(written, states)
-        assert same(map_tree(tree, states.get, Stored), TREE)
+        assert same(map_tree(read_snapshot(written, states), states.get, Stored), TREE)
     assert names() == [written.name]
 
 

@@ -255,8 +255,7 @@ def refused(message: str) -> None:
         local_directory("org/tiny")
     assert "\n" not in caught.value.message
     assert {*names()} <= {"cache"}
-    kept = {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
-    assert {path.name for path in CACHE.glob("*")} <= kept
+    assert {path.name for path in CACHE.glob("*")} <= {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
