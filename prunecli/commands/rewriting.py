@@ -106,8 +106,7 @@ class RewritingOptions(WritingOptions):
             before: tables and lines before the table of units.
         """
         shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored)
-        blocks = chain(before, shown.selected_blocks(selection))
-        self.show(lambda: shown.selected(selection), blocks)
+        self.show(lambda: shown.selected(selection), chain(before, shown.selected_blocks(selection)))
 
     def apply(
         self,

@@ -172,8 +172,7 @@ def share_attention(options: ShareAttention) -> None:
     FFNs. Recover the quality with prunecli finetune.
     """
     with options.open() as opened:
-        plan = prunecli.plan_attention(opened, options)
-        _share(opened, options, plan)
+        _share(opened, options, prunecli.plan_attention(opened, options))
 
 
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):

@@ -276,8 +276,7 @@ def batch_cost(
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
             continue
-        layer_bytes = shape.activation_bytes(rows, length, keys, backward=backward)
-        activations = max(activations, layer_bytes)
+        activations = max(activations, shape.activation_bytes(rows, length, keys, backward=backward))
         output = rows * length * shape.d_model * shape.itemsize
         sent = shape.state_bytes(rows * length, rows * length) - output
         states += output + sent
