@@ -75,14 +75,13 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets():
         ("[1, 2]", "has no format"),
         ('{"format": "prunecli.gates/1"}', 'has the format "prunecli.gates/1", this prunecli reads'),
         ('{"format": "prunecli.scores/2"}', "this prunecli reads"),
-        ("[" * 100_000, "a.json"),
+        ("[" * 100_000, ""),
     ],
 )
 def test_damaged_documents(text, says):
     PATH.write_text(text)
-    with pytest.raises(StatisticsError, match=says) as caught:
+    with pytest.raises(StatisticsError, match=rf"^a\.json.*{says}"):
         read_scores(PATH)
-    assert str(PATH) in str(caught.value)
 
 
 DAMAGED = {
@@ -147,9 +146,8 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001a
 )
 def test_a_pointer_is_named(name, read, error):
     Path(name).write_text(POINTER)
-    with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file") as caught:
+    with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file\n.*git lfs pull"):
         read(Path(name))
-    assert "git lfs pull" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,8 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model):
 def test_the_state_of_another_run_is_refused_or_thrown_away(part, model):
     given = partial(options, steps=2, train=part)
     train(model, "state", given())
-    with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5") as caught:
+    with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5\n.*`resume=never`"):
         train(model, "state", given(learning_rate=0.5))
-    assert "`resume=never`" in str(caught.value)
     with pytest.raises(UsageError, match=r"the training text changed \("):
         train(model, "state", given(), translation(41))
     anew = train(model, "state", given(learning_rate=1e-2), resume=False)
@@ -157,9 +156,8 @@ def test_a_loss_that_is_no_number_stops_the_run(model, spoilt, said):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(functional, "cross_entropy", spoil)
-        with pytest.raises(TrainingError, match=said) as caught:
+        with pytest.raises(TrainingError, match=rf"{said}.*\n.*`learning_rate`"):
             train(model, "state", good)
-    assert "`learning_rate`" in str(caught.value)
     assert kept_steps("state") == [4]
     kept = [Path(f"{state}/checkpoint-4/model.safetensors").read_bytes() for state in ("state", "good")]
     assert kept[0] == kept[1]

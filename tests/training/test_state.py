@@ -161,8 +161,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.delenv(WORKSPACE, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with pytest.raises(UsageError) as refused:
+    said = r"^4 processes on this machine, and 2 GPUs: .*\n.*--nproc-per-node 2"
+    with pytest.raises(UsageError, match=said):
         training_arguments(options(device="auto"), Path(), validates=True)
-    assert refused.value.message.startswith("4 processes on this machine, and 2 GPUs: ")
-    assert "--nproc-per-node 2" in str(refused.value.remedy)
     assert WORKSPACE not in os.environ

@@ -142,10 +142,9 @@ def test_a_full_disk_is_said_before_anything_is_written(monkeypatch):
     Path("spill").mkdir()
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
-    with StateStore(0, Path("spill")) as states:
-        with pytest.raises(OutputError, match=r"spill: no room") as caught:
-            states.put(torch.zeros(10))
-        assert "`spill_directory`" in str(caught.value.remedy)
+    said = r"^spill: no room.*\n.*`spill_directory`"
+    with StateStore(0, Path("spill")) as states, pytest.raises(OutputError, match=said):
+        states.put(torch.zeros(10))
 
 
 @pytest.mark.parametrize("way", ["missing", "a file"])

@@ -164,10 +164,8 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
 def test_refusals_of_a_model_or_its_files(model, hub, what, status, code, message, remedy):
     """A model behind a gate is described to everyone."""
     getattr(hub, what)["org/tiny"] = status, code
-    with pytest.raises(HubError, match=f"^org/tiny: .*{message}") as caught:
+    with pytest.raises(HubError, match=rf"^org/tiny: .*{message}.*\n.*{remedy}.*$"):
         _directory("org/tiny")
-    assert remedy in caught.value.remedy
-    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
@@ -234,9 +232,8 @@ def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, mon
 
 def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Mock(free=1000))
-    with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there") as caught:
+    with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there\n.*HF_HUB_CACHE"):
         _directory("org/tiny")
-    assert "HF_HUB_CACHE" in caught.value.remedy
     assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
 
 

@@ -87,10 +87,11 @@ def test_what_passes_is_tried_again(file, hub, waits, faults):
 
 def test_it_gives_up_in_the_end(file, hub, waits):
     hub.faults = [Fault(status=502)] * 100
-    with pytest.raises(HubError, match=r"^org/tiny: model\.safetensors: .* \(502\)") as caught:
+    with pytest.raises(
+        HubError, match=r"^org/tiny: model\.safetensors: .* \(502\).*\n.*resumes from what is fetched"
+    ):
         read(file)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert "resumes from what is fetched" in caught.value.remedy
 
 
 def test_retry_after_is_heeded(file, hub, waits):
