@@ -177,18 +177,16 @@ def test_the_recipe_of_the_page_is_one():
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        ("quikstart", "Did you mean quickstart?"),
-        ("nllb", "Did you mean nllb-for-two-languages or nllb-moe-54b?"),
+        ("quikstart", r"Did you mean quickstart\?"),
+        ("nllb", r"Did you mean nllb-for-two-languages or nllb-moe-54b\?"),
         ("nothing-like-it", "Recipes: "),
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
-    with pytest.raises(PruneError) as caught:
+    said = f"^{given}: no such file, and no recipe of this name\n{remedy}.*$"
+    with pytest.raises(PruneError, match=said) as caught:
         find_recipe(given)
     assert caught.value.exit_status == 1
-    message, said = str(caught.value).splitlines()
-    assert message == f"{given}: no such file, and no recipe of this name"
-    assert said.startswith(remedy)
 
 
 def test_what_lies_beside_outputs_is_no_model_of_the_hub():

@@ -148,9 +148,8 @@ def test_a_model_without_the_head(made, family, task, can):
     model, _ = made(family)
     for able in can.split(", "):
         require_task(model, able)
-    with pytest.raises(UnsupportedModelError, match=task) as caught:
+    with pytest.raises(UnsupportedModelError, match=rf"{task}.*\nIt can do: {can}\.$"):
         require_task(model, task)
-    assert caught.value.remedy == f"It can do: {can}."
 
 
 def test_a_regression_head_is_refused(made):

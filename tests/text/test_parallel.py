@@ -108,15 +108,13 @@ def test_damaged_packed_files_are_named(data, reason):
 
 
 def test_no_such_split_lists_those_that_there_are(directory):
-    with pytest.raises(DataError, match="no split 'test'") as caught:
+    with pytest.raises(DataError, match=r"no split 'test'.*\nSplits found: dev\.$"):
         read_parallel(directory, "test")
-    assert caught.value.remedy == "Splits found: dev."
 
 
 def test_an_unknown_language_suggests_a_near_one(directory):
-    with pytest.raises(DataError, match="no text in 'fra_Lat'") as caught:
+    with pytest.raises(DataError, match=r"no text in 'fra_Lat'.*\n.*fra_Latn"):
         read_parallel(directory, "dev", ["eng_Latn", "fra_Lat"])
-    assert "fra_Latn" in (caught.value.remedy or "")
 
 
 @pytest.mark.parametrize(

@@ -144,9 +144,8 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
         (directory / lacking).unlink()
     point_at(NOWHERE, CACHE, monkeypatch, offline=offline)
     message = "HF_HUB_OFFLINE forbids" if offline else r"127\.0\.0\.1:9 cannot be reached .*refused"
-    with pytest.raises(HubError, match=f"^org/tiny: no such directory here.*{message}") as caught:
+    with pytest.raises(HubError, match=rf"^org/tiny: no such directory here.*{message}.*\n.*$"):
         _directory("org/tiny")
-    assert len(str(caught.value).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
