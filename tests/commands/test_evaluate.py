@@ -179,14 +179,11 @@ def test_tables_and_groups_are_refused_before_the_work(refusal, folder, monkeypa
 # `evaluate --task lm|mlm|classification`, and `--plot` for any task.
 
 
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
-
-
 @pytest.fixture
 def task_folder():
     for seed, name in enumerate(("full", "small")):
         tiny_family(name, "gpt2", seed=seed)
-        tiny_family(f"c-{name}", "bert", seed=seed, **CLASSIFIER)
+        tiny_family(f"c-{name}", "bert-classifier", seed=seed)
     Path("a.txt").write_text("the hat\nno\nten hens\n")
     Path("b.txt").write_text("then\n")
     Path("text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")

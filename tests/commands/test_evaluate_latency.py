@@ -55,7 +55,7 @@ def test_a_model_that_generates_nothing_is_refused():
 
 
 def test_examples_per_second_of_a_classifier():
-    tiny_family("bert", "bert", architectures=["BertForSequenceClassification"])
+    tiny_family("bert", "bert-classifier")
     Path("dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
     result = done("bert --labelled dev.tsv --sentences 2 --batch-size 1,2 --table t.csv")
     result.shows("2 examples of dev.tsv", "examples/s")

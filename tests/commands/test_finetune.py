@@ -165,7 +165,7 @@ def test_the_tokenizer_of_another_directory():
 
 
 def test_a_classifier():
-    tiny_family("bert", "bert", architectures=["BertForSequenceClassification"], num_labels=2)
+    tiny_family("bert", "bert-classifier")
     for name, seed, count in (("train", 0, 40), ("valid", 1, 8)):
         rows = [f"{'hen' in line.split():d}\t{line}\n" for line in lines(count, seed)]
         Path(f"{name}.tsv").write_text("".join(rows))

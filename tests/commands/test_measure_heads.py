@@ -15,7 +15,6 @@ from tests.families import tiny_family
 from tests.tiny import json_of, write_files
 
 PAIRS = "--pairs eng_Latn-fra_Latn"
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +92,7 @@ def test_enough_examples_for_a_test():
     ],
 )
 def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, reported):
-    tiny_family("reader", "bert", **CLASSIFIER)
+    tiny_family("reader", "bert-classifier")
     Path("more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
     common = "--metric all-but-one --measure loss"
     option = "--select-split" if "--data" in arguments else "--select-data"
@@ -111,16 +110,16 @@ def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, r
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "arguments", "task"),
+    ("family", "arguments", "task"),
     [
-        ("bert", {}, "--text text.txt", "mlm"),
-        ("bert", CLASSIFIER, "--labelled text.tsv", "classification"),
-        ("bert", CLASSIFIER, "--labelled text.tsv --metric ablation", "classification"),
-        ("llama", {}, "--text text.txt --lines --metric all-but-one", "lm"),
+        ("bert", "--text text.txt", "mlm"),
+        ("bert-classifier", "--labelled text.tsv", "classification"),
+        ("bert-classifier", "--labelled text.tsv --metric ablation", "classification"),
+        ("llama", "--text text.txt --lines --metric all-but-one", "lm"),
     ],
 )
-def test_tasks(family, changes, arguments, task):
-    tiny_family("other", family, **changes)
+def test_tasks(family, arguments, task):
+    tiny_family("other", family)
     run("other", arguments, "--json")
     assert scores()["task"] == task
     assert scores()["examples"] == 3

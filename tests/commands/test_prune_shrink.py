@@ -76,7 +76,7 @@ def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatc
 
 
 def test_a_classifier_of_single_texts_is_shrunk():
-    model = tiny_family("bert", "bert", architectures=["BertForSequenceClassification"])
+    model = tiny_family("bert", "bert-classifier")
     rows = (f"{row % 2}\t{'the hen' if row % 2 else 'ten tins on it'}" for row in range(60))
     Path("labelled.tsv").write_text("\n".join(rows))
     done(model, "--labelled labelled.tsv --params 90%", QUICK)

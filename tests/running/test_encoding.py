@@ -31,8 +31,6 @@ from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import PAIRS
 
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
-
 
 def opened(path):
     return load_tokenizer(path), load(path)
@@ -120,7 +118,7 @@ def test_a_context_beyond_the_positions_is_refused(make):
 
 
 def test_labelled_texts():
-    tokenizer, model = opened(tiny_family("model", "bert", **CLASSIFIER))
+    tokenizer, model = opened(tiny_family("model", "bert-classifier"))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     text = LabelledText(Path("t"), ("1", "0"), ("the hen", "no"), ("ten", "on no"), (1, 2))
     batch = whole(labelled_examples(tokenizer, model, text))
