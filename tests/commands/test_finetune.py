@@ -20,6 +20,7 @@ from prunecli.training.state import sole_writer
 from prunecli.training.trainer import with_dtype
 from tests.commands import calls
 from tests.commands.calls import both, names, refusals, refused
+from tests.contracts.method_contract import digests
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import change_config, config_of, json_of, write_json, write_tokenizer
 from tests.training.runs import lines, signalled, write_parallel
@@ -238,9 +239,9 @@ def test_refused(refusal):
         Path(name).mkdir()
         write_json(f"{name}/config.json", config)
     Path("torn/tokenizer.json").write_text("{")
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    before = digests(".")
     refusal(run, "--device cpu -o out")
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    assert digests(".") == before
     assert not Path("out.training").exists()
 
 
