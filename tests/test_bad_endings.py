@@ -1,13 +1,11 @@
 """Full disks, signals and damage in the middle of writing: nothing is left behind, input and old results stay."""
 
-import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from prunecli.errors import OutputError
 from prunecli.tensors import copying, writer
 from tests.commands.calls import names
 from tests.contracts.method_contract import digests, written
+from tests.failing import failing_after
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
@@ -36,20 +35,6 @@ def pruned(dtype: str | None = None, **options: Any) -> None:
 def everything() -> dict[str, Any]:
     """Every name here -> digests of what it holds."""
     return {name: digests(name) for name in names()}
-
-
-def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """`real`, until it was called so many times; from then on the disk is full."""
-    left = calls
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments, **options)
-
-    return call
 
 
 @pytest.mark.parametrize("existing", [False, True])

@@ -1,6 +1,5 @@
 """What fits into a given memory, and in which groups batches go."""
 
-import errno
 import os
 import re
 import shutil
@@ -31,6 +30,7 @@ from prunecli.running.layerwise.states import (
 from prunecli.running.runner import BatchCost, Group
 from prunecli.tensors.quantities import parse_size, size_text
 from tests.commands.calls import names
+from tests.failing import FULL
 from tests.running.layerwise.running import CPU, no_room
 
 MIB, PLENTY = 1 << 20, 1 << 34
@@ -140,8 +140,7 @@ def test_room_is_used_again():
 
 def test_a_full_disk_is_said_before_anything_is_written(monkeypatch):
     Path("spill").mkdir()
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=FULL))
     said = r"^spill: no room.*\n.*`spill_directory`"
     with StateStore(0, Path("spill")) as states, pytest.raises(OutputError, match=said):
         states.put(torch.zeros(10))
