@@ -16,6 +16,7 @@ from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
 from tests.commands import calls
 from tests.commands.calls import call, names, refusals, refused
+from tests.failing import failing_after
 from tests.families import tiny_family
 
 run = partial(call, shrink)
@@ -97,17 +98,9 @@ def test_channels_are_removed_if_they_are_named(model):
 
 def test_an_interrupted_search_is_resumed(model, monkeypatch):
     given = f"{model} --text text.txt --only units,layers {QUICK}"
-    apply, made = module.apply, []
-
-    def broken(*arguments, **options):
-        made.append(arguments)
-        if len(made) > 3:
-            raise KeyboardInterrupt
-        return apply(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "apply", broken)
-    assert run(given).status != 0
-    monkeypatch.setattr(module, "apply", apply)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "apply", failing_after(3, module.apply, KeyboardInterrupt()))
+        assert run(given).status != 0
     monkeypatch.setattr(levers, "measure_gradients", None)  # the scores are there
     assert "Resuming an unfinished run" in done(given).err
     assert not list(Path().glob("*unfinished*"))
