@@ -49,9 +49,7 @@ def test_scores_of_two_models_are_said_to_be(files):
     other["ids"] = {name: ids[:-1] for name, ids in other["ids"].items()}
     other["values"] = {name: row[:-1] for name, row in other["values"].items()}
     write_json("b.json", other)
-    shown = run("a.json b.json").out
-    assert "of two models" in shown
-    assert "left out: 12" in shown
+    run("a.json b.json").shows("of two models", "left out: 12")
 
 
 @refusals(
@@ -118,12 +116,12 @@ def test_groups_families_and_another_metric_of_the_layers():
     Path("classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
     write_json("families.json", {"qba": "b", "qbo": "b", "qka": "k", "qko": "k"})
     files = "--groups classes.tsv --families families.json --plot l.png"
-    shown = compared(files, "--layer-metric top2 --ratio 0.5 --table t.csv").out
+    result = compared(files, "--layer-metric top2 --ratio 0.5 --table t.csv")
+    result.shows("50% of the experts removed by top2")
     found = json_of("languages.json")
     assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
     assert found["families"]["qko"] == "k"
     assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
-    assert "50% of the experts removed by top2" in shown
     counts = found["experts_per_layer"]["by_pair"]
     groups = found["experts_per_layer"]["by_group"]
     assert [(group["source"], group["target"], group["pairs"]) for group in groups] == [
@@ -141,7 +139,8 @@ def test_groups_families_and_another_metric_of_the_layers():
 def test_texts_select_the_experts_known_beforehand():
     write_text_gates()
     Path("families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
-    shown = compared("--plot t.png --families families.tsv --table t.csv").out
+    result = compared("--plot t.png --families families.tsv --table t.csv")
+    result.shows("only shell", "├─ ", TEXT_LAYERS[1], "33")
     found = json_of("texts.json")
     assert found["format"] == "prunecli.texts/1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
@@ -158,8 +157,6 @@ def test_texts_select_the_experts_known_beforehand():
     pixels("t.png")
     assert rows("t.csv", "layers")[1]["own_novel"] == 4
     assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
-    for text in ("only shell", "├─ ", TEXT_LAYERS[1], "33"):
-        assert text in shown
 
 
 def test_texts_can_be_chosen():
@@ -272,9 +269,7 @@ def test_benchmarks_and_random_weights(folder):
     assert payload["mean"]["decoder"]["cka_normalised"] > 0
     assert payload["random_seeds"] == [0, 1]
     assert payload["mean"]["decoder"]["cka_random"] > 0
-    shown = models("full twin", bounds, PAIR, "--force").out
-    assert "% of the benchmarks" in shown
-    assert "CKA, random" in shown
+    models("full twin", bounds, PAIR, "--force").shows("% of the benchmarks", "CKA, random")
 
 
 def test_one_model(folder):

@@ -28,13 +28,9 @@ def as_json(*arguments: Any) -> dict[str, Any]:
 
 
 def test_the_table_counts_every_part(tiny):
-    text = done(tiny).out
-    assert "nllb-moe, float32, model.safetensors" in text
-    for word in ("embeddings", "attention", "ffn", "experts", "router", "norm", "total"):
-        assert word in text
-    assert "model.decoder.layers.3.ffn" in text
-    # an expert is 16 x 32 + 32 + 32 x 16 + 16 = 1,072 parameters; 4 layers of 8
-    assert "34,304" in text
+    parts = ("embeddings", "attention", "ffn", "experts", "router", "norm", "total")
+    # An expert is 16 x 32 + 32 + 32 x 16 + 16 = 1,072 parameters; 4 layers of 8.
+    done(tiny).shows("nllb-moe, float32, model.safetensors", *parts, "model.decoder.layers.3.ffn", "34,304")
 
 
 def test_a_model_without_ffns_has_hidden_units_of_its_layers():
@@ -211,7 +207,8 @@ def test_every_family_is_reckoned_with(model_type, models):
     assert not found["whole"][0]["fits"]
     assert found["pruned"] == []
     assert found["whole"][0]["decoding_bytes"] > 0
-    text = done(directory, "--fit 2KiB", LOAD).out
     over = found["whole"][1]["needed_bytes"] - 2048
-    assert f"needs {over / 1024:.2f} KiB more, in float16" in text
-    assert f"prunecli shrink {directory} --fit 2048 --text FILE" in text
+    done(directory, "--fit 2KiB", LOAD).shows(
+        f"needs {over / 1024:.2f} KiB more, in float16",
+        f"prunecli shrink {directory} --fit 2048 --text FILE",
+    )
