@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, UsageError
@@ -82,7 +82,6 @@ def floats(dtype: str) -> st.SearchStrategy[float]:
     return chosen.map(lambda value: rounded(value, dtype)).filter(math.isfinite)
 
 
-@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("wanted", TYPES)
 @pytest.mark.parametrize("given_type", TYPES)
