@@ -97,12 +97,11 @@ def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(monkeypatch):
         assert "(--all" not in done(bare, arguments, "--force").err
 
 
-CLASSES = "fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n"
 ALL = f"--data data --pairs {','.join(f'{a}-{b}' for a in TEXT for b in TEXT if a != b)}"
 
 
 def test_means_by_group(folder):
-    Path("classes.tsv").write_text(CLASSES)
+    Path("classes.tsv").write_text("fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n")
     result = done("full pruned", ALL, "--groups classes.tsv --table t.csv", QUICK)
     assert "Means by group of languages" in result.out
     assert max(map(len, result.out.splitlines())) <= 120

@@ -75,9 +75,6 @@ def test_bad_input_is_said_plainly(refusal, folder):
     assert not Path("gates.json").exists()
 
 
-CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
-
-
 @pytest.fixture(scope="module")
 def model(shared_path):
     return save_mixture(shared_path / "tiny", "deepseek_v3")
@@ -87,7 +84,7 @@ def model(shared_path):
 def text_folder():
     Path("prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     Path("code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
-    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    Path("chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "the hen"}]}))
 
 
 def test_texts_are_entries(model, text_folder):
@@ -150,9 +147,6 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
     refused(call(collect_gates, "--demo translation --context 8 --force"), "--context goes with --text")
 
 
-CPU = torch.device("cpu")
-
-
 def test_the_file_is_the_same_but_for_the_command_line(folder):
     arguments = "model --data text --batch-tokens 20"
     done(arguments, "-o whole.json")
@@ -166,7 +160,9 @@ def chosen(free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    return collect.memory_for(open_model("model"), Devices(CPU), torch.float32, group, console.note)
+    return collect.memory_for(
+        open_model("model"), Devices(torch.device("cpu")), torch.float32, group, console.note
+    )
 
 
 def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):

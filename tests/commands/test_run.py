@@ -28,14 +28,11 @@ steps:
 """
 
 
-Color = Literal["red", "dark-red"]
-
-
 class Example(Options):
     first: Path | None = argument("", "FIRST", role="input")
     files: tuple[Path, ...] = option("", (), role="input")
     number: int = option("", 1, flag="--number -n", ge=1, le=9)
-    color: Color = option("", "red")
+    color: Literal["red", "dark-red"] = option("", "red")
     memory: bool = option("", True, flag="--memory/--no-memory")
     output: Path = option("", Path("a"), flag="--output -o", role="output")
     plain_name: str = option("", "")

@@ -208,7 +208,6 @@ def searching(make):
     return make("m2m_100")
 
 
-CORPUS = Corpus("a", (), LINES)
 USES = {
     "sentences": ("m2m_100", lambda words, model: translation_examples(words, model, TEXT, [PAIR])),
     "translation": ("m2m_100", lambda words, model: translate(model, words, LINES, PAIR, DecodingOptions())),
@@ -219,7 +218,9 @@ USES = {
     "masked": ("bert", lambda words, model: mlm_examples(words, model, LINES)),
     "corpus": (
         "gpt2",
-        lambda words, model: text_windows(words, CORPUS, 8, vocabulary=model.config.vocab_size),
+        lambda words, model: text_windows(
+            words, Corpus("a", (), LINES), 8, vocabulary=model.config.vocab_size
+        ),
     ),
 }
 

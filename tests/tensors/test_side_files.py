@@ -127,7 +127,6 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(has_config):
 
 
 CONFIG = {"config.json": {"model_type": "bloom"}}
-PROMPTS = {"peft_type": "PROMPT_TUNING"}
 LORA = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "org/base"}
 CASES = {
     "empty": ({}, "an empty directory", "Copy a model into it"),
@@ -136,7 +135,11 @@ CASES = {
         "not a directory (an adapter (LORA) of org/base",
         "Give a directory here with its adapter_config.json",
     ),
-    "adapter_config.json": ({"adapter_config.json": PROMPTS}, "an adapter (PROMPT_TUNING)", "or its base"),
+    "adapter_config.json": (
+        {"adapter_config.json": {"peft_type": "PROMPT_TUNING"}},
+        "an adapter (PROMPT_TUNING)",
+        "or its base",
+    ),
     "several of gguf": (
         {"a.Q4.gguf": "", "b.gguf": ""},
         "in GGUF (a.Q4.gguf)",

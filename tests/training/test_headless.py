@@ -27,8 +27,7 @@ from tests.training.runs import text_file
 
 TEXTS = ["the hen", "in the nest", "a tin hat on the hen", "no"]
 SMALL = "--batch-tokens 60 --eval-every 10 --warmup 1 --learning-rate 0.001 --device cpu"
-TASK = "--task feature-extraction"
-RUN = f"{TASK} --text text.txt --teacher model {SMALL}"
+RUN = f"--task feature-extraction --text text.txt --teacher model {SMALL}"
 VECTORS = f"{RUN} --task embedding"
 
 
