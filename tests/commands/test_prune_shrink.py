@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,13 +13,11 @@ from prunecli.report.history import step_text
 from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
-from tests.commands import calls
-from tests.commands.calls import call, names, refusals, refused
+from tests.commands.calls import both, names, refusals, refused
 from tests.failing import failing_after
 from tests.families import tiny_family
 
-run = partial(call, shrink)
-QUICK = "--score-tokens 64 --trial-tokens 64 --trials 1"
+run, timed = both(shrink, "--score-tokens 64 --trial-tokens 64 --trials 1")
 
 
 def done(*given):
@@ -28,7 +25,7 @@ def done(*given):
     with pytest.MonkeyPatch.context() as patch:
         few = {"new_tokens": 2, "runs": 1}
         patch.setattr(module, "LatencyOptions", lambda **options: LatencyOptions(**options | few))
-        return calls.done(shrink, *given)
+        return timed(*given)
 
 
 def shrunk() -> Shrunk:
@@ -46,7 +43,7 @@ def text():
 
 
 def test_a_model_is_shrunk_by_all_kinds(model):
-    result = calls.done(shrink, model, "--text text.txt --params 70%", QUICK)
+    result = timed(model, "--text text.txt --params 70%")
     result.shows("On text that nothing was chosen by", "A stock model", "--heal 10m")
     document = shrunk()
     assert document.parameters_after <= 0.7 * document.parameters_before
@@ -69,8 +66,8 @@ def test_a_model_is_shrunk_by_all_kinds(model):
 def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatch):
     failing = Mock(side_effect=CheckpointError("generation_config.json: eos_token_id is 99"))
     monkeypatch.setattr(module, "bench_latency", failing)
-    given = f"{model} --text text.txt --only units {QUICK}"
-    result = calls.done(shrink, given, "--params 90%")
+    given = f"{model} --text text.txt --only units"
+    result = timed(given, "--params 90%")
     assert "The speed is not measured: generation_config.json" in result.err
     assert "Written: shrunk" in result.out
     refused(run(given, "--speed 1.1 -o faster"), "eos_token_id is 99", 1)
@@ -80,14 +77,14 @@ def test_a_classifier_of_single_texts_is_shrunk():
     model = tiny_family("bert", "bert-classifier")
     rows = (f"{row % 2}\t{'the hen' if row % 2 else 'ten tins on it'}" for row in range(60))
     Path("labelled.tsv").write_text("\n".join(rows))
-    done(model, "--labelled labelled.tsv --params 90%", QUICK)
+    done(model, "--labelled labelled.tsv --params 90%")
 
 
 def test_channels_are_removed_if_they_are_named(model):
-    done(model, "--text text.txt --only channels,units --params 60%", QUICK)
+    done(model, "--text text.txt --only channels,units --params 60%")
     document = shrunk()
     assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
-    done(model, "--text text.txt --only channels --params 70% -o narrow", QUICK)
+    done(model, "--text text.txt --only channels --params 70% -o narrow")
     opened = open_model("narrow")
     assert opened.config["hidden_size"] < open_model(model).config["hidden_size"]
     (step,) = opened.structure.history
@@ -97,7 +94,7 @@ def test_channels_are_removed_if_they_are_named(model):
 
 
 def test_an_interrupted_search_is_resumed(model, monkeypatch):
-    given = f"{model} --text text.txt --only units,layers {QUICK}"
+    given = f"{model} --text text.txt --only units,layers"
     with monkeypatch.context() as patch:
         patch.setattr(module, "apply", failing_after(3, module.apply, KeyboardInterrupt()))
         assert run(given).status != 0
@@ -107,7 +104,7 @@ def test_an_interrupted_search_is_resumed(model, monkeypatch):
 
 
 def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
-    given = f"{model} --text text.txt --params 80% --replace none {QUICK}"
+    given = f"{model} --text text.txt --params 80% --replace none"
     losses = []
     for more in ("", "--memory 8GiB"):
         done(given, more, "--force")
@@ -122,7 +119,7 @@ def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
 
 
 def test_a_healed_model_learns_from_the_original(model):
-    result = done(model, "--text text.txt --only units --heal-steps 2", QUICK)
+    result = done(model, "--text text.txt --only units --heal-steps 2")
     assert "each update takes all of it" in result.err, "a short text does not end it after the search"
     assert result.err.count("Text: 1 file as a whole document") == 1, "a note is printed once"
     document = shrunk()
@@ -133,13 +130,13 @@ def test_a_healed_model_learns_from_the_original(model):
 
 
 def test_a_dry_run_writes_nothing(model):
-    result = done(model, "--text text.txt --only layers --dry-run --json", QUICK)
+    result = done(model, "--text text.txt --only layers --dry-run --json")
     assert result.json["shares"] == {"layers": pytest.approx(0.3333)}
     assert names(Path()) == ["text.txt"]
 
 
 def test_a_mixture_is_tried_however_short_the_time(model):
-    done(model, "--text text.txt --params 70% --minutes 0.0001", QUICK)
+    done(model, "--text text.txt --params 70% --minutes 0.0001")
     document = shrunk()
     assert "whole" in [one.stage for one in document.tried]
     # One point of each of three curves, one mixture.
@@ -148,7 +145,7 @@ def test_a_mixture_is_tried_however_short_the_time(model):
 
 def test_bytes_are_a_target(model):
     size = int(0.8 * open_model(model).total_bytes)
-    done(model, f"--text text.txt --only units --size {size}", QUICK)
+    done(model, f"--text text.txt --only units --size {size}")
     assert open_model("shrunk").total_bytes <= size
 
 
@@ -160,7 +157,7 @@ def test_bytes_are_a_target(model):
     ("--only heads --params 0.01", "smallest mixture"),
 )
 def test_refusals(refusal, model):
-    refusal(run, model, "--text text.txt", QUICK)
+    refusal(run, model, "--text text.txt")
 
 
 def test_text_is_needed(model):
