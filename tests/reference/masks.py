@@ -1,7 +1,7 @@
 """|dL/dxi| for masks xi that are tensors in the graph (1905.10650, eq. 2, for units of any kind), slowly."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -95,3 +95,17 @@ def expert_mask_squares(
             undone.callback(delattr, module, "forward")
         found = torch.autograd.grad(loss(model), masks)
     return [own.square().sum(dim=0) for own in found]
+
+
+@contextmanager
+def without_head(weight: Tensor, heads: int, head: int, axis: int) -> Iterator[None]:
+    """Within the block the part of an output projection that belongs to one head is zero."""
+    before = weight.detach().clone()
+    width = weight.shape[axis] // heads
+    with torch.no_grad():
+        weight.narrow(axis, head * width, width).zero_()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)

@@ -1,17 +1,17 @@
-"""Head importance against |dL/dxi_h| by differences, one example at a time; ablation against whole runs."""
+"""Head importance against masks that are tensors in the graph; ablation against whole runs."""
 
-import copy
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
+from torch.nn import functional
 
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
@@ -28,6 +28,7 @@ from prunecli.methods.measuring import gradient_sums
 from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
+from prunecli.model.patchwork import module_name
 from prunecli.modules.hooks import output_projections
 from prunecli.results.unit_scores import Per
 from prunecli.running.batches import example_losses
@@ -43,14 +44,13 @@ from prunecli.running.layerwise.runner import Layerwise, Runner, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
-from prunecli.text.tokens import encode, load_tokenizer
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY
 from tests.opening import load
-from tests.reference import head_importance as reference
-from tests.reference.losses import causal_nll, masked_loss, translation_loss
+from tests.reference.masks import mask_gradients, without_head
 from tests.running.layerwise.running import no_room
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
@@ -104,61 +104,28 @@ def subject(request, shared_path):
     return Subject(shared_path / request.param, request.param)
 
 
-def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
-    """One loss per example, from the logits of `model` alone."""
-    tokenizer = subject.tokenizer
-    if subject.task == "translation":
-        sources = encode(tokenizer, TEXT.sentences[PAIR[0]], PAIR[0])
-        targets = encode(tokenizer, TEXT.sentences[PAIR[1]], PAIR[1], as_target=True)
-        return [lambda s=s, t=t: translation_loss(model, s, t) for s, t in zip(sources, targets, strict=True)]
-    if subject.task == "lm":
-        start = tokenizer.bos_token_id
-        rows = [tokenizer(line)["input_ids"] for line in LINES]
-        rows = [row if row[0] == start else [start, *row] for row in rows]
-        return [lambda row=row: causal_nll(model, row, len(row) - 1) / (len(row) - 1) for row in rows]
-    singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
-    rows = [(batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()) for batch in singles]
-    return [lambda row=row: masked_loss(model, *row) for row in rows]
+@pytest.mark.parametrize("per", ["example", "token"])
+def test_it_is_the_derivative_by_the_mask(subject, per):
+    """The absolute values are those of examples, or of their positions."""
+    found, total = subject.score(per=per), defaultdict(int)
+    for batch in subject.batches(1):
+        inputs = {}
+        for layer in subject.layers:
+            side = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
+            positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
+            shape = (positions, layer.count) if per == "token" else (layer.count,)
+            inputs[layer.name] = layer.output, shape
 
+        def loss(run, batch=batch):
+            return functional.cross_entropy(run(**batch.inputs).logits[0], batch.labels[0])
 
-def assert_slopes(found: np.ndarray, model: Any, slopes: Callable[[float], Any]) -> None:
-    """`slopes` are those by differences of the losses, whose step depends on the types that the model computes in."""
-    exact = not CASES[model.config.model_type].float32_parts
-    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
-    np.testing.assert_allclose(found, slopes(step), rtol=10 * tolerance, atol=tolerance)
-    assert found.dtype == np.float64
-    assert (found > 0).all()
-
-
-@torch.no_grad()
-def test_it_is_the_derivative_by_the_mask(subject):
-    found, model = subject.score(), copy.deepcopy(subject.model).double()
-    losses = losses_of(subject, model)
+        for name, own in mask_gradients(subject.model, loss, inputs, {}, {}).items():
+            total[name] += own.abs().reshape(-1, own.shape[-1]).sum(dim=0).numpy()
     assert list(found) == [layer.name for layer in subject.layers]
-    for name, projection in list(output_projections(model, subject.layers).items())[::2]:
-        heads = len(found[name])
-        axis = 0 if type(projection).__name__ == "Conv1D" else 1
-        slopes = partial(reference.importance, losses, projection.weight, heads, axis)
-        assert_slopes(found[name], model, slopes)
-
-
-@pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
-@torch.no_grad()
-def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
-    model = copy.deepcopy(subject.model).double()
-    batch = sorted(subject.batches(1), key=lambda batch: batch.inputs["input_ids"].numel())[1]
-    found = subject.importance(InMemory(subject.model), [batch], per="token")
-    loss = losses_of(subject, model)[batch.indices[0]]
-    projections, seen = output_projections(model, subject.layers), set()
-    for layer in subject.layers:
-        if layer.kind in seen:
-            continue
-        seen.add(layer.kind)
-        side = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
-        positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
-        heads = len(found[layer.name])
-        slopes = partial(reference.token_importance, [(loss, positions)], projections[layer.name], heads)
-        assert_slopes(found[layer.name], model, slopes)
+    for name, own in found.items():
+        np.testing.assert_allclose(own, total[name], rtol=1e-3, atol=1e-6)
+        assert own.dtype == np.float64
+        assert (own > 0).all()
 
 
 def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject):
@@ -181,15 +148,12 @@ class VectorSubject:
         self.file.write_text("\n".join(TEXTS) + "\n")
         self.layers = open_model(self.path).layout.own_attentions
         self.model = load(self.path).double()
-        self.projections = output_projections(self.model, self.layers)
-        self.dense = load_file(self.path / "2_Dense" / "model.safetensors")["linear.weight"]
+        self.dense = load_file(self.path / "2_Dense" / "model.safetensors")["linear.weight"].double()
         self.ids = [load_tokenizer(self.path)(text)["input_ids"] for text in TEXTS]
 
-    def unit(self, number: int) -> np.ndarray:
-        with torch.no_grad():
-            hidden = self.model(input_ids=torch.tensor([self.ids[number]])).last_hidden_state[0]
-        vector = np.tanh(self.dense.astype(np.float64) @ hidden.numpy().mean(0))
-        return np.asarray(vector / np.linalg.norm(vector))
+    def unit(self, number: int, run: Any) -> torch.Tensor:
+        hidden = run(input_ids=torch.tensor([self.ids[number]])).last_hidden_state[0]
+        return functional.normalize(torch.tanh(self.dense @ hidden.mean(dim=0)), dim=0)
 
     def scores(self, **options: object) -> dict[str, np.ndarray]:
         made = ScoreOptions(device="cpu", dtype="float32", batch_tokens=20, **options)  # type: ignore[arg-type]
@@ -205,24 +169,33 @@ def embedding_subject(shared_path):
 
 @pytest.mark.parametrize("memory", [None, 2 << 30])
 def test_the_slope_along_a_random_direction(embedding_subject, memory):
-    drawn = [np.random.default_rng(number).standard_normal(8, np.float32) for number in range(len(TEXTS))]
-    losses = [lambda n=n, row=row: float(row @ embedding_subject.unit(n)) for n, row in enumerate(drawn)]
-    found = embedding_subject.scores(memory=memory)
-    for name, projection in embedding_subject.projections.items():
-        want = reference.importance(losses, projection.weight, len(found[name]), 1, 1e-4)
-        np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
+    subject, total = embedding_subject, defaultdict(int)
+    inputs = {
+        layer.name: (module_name(subject.model, layer.output), (layer.count,)) for layer in subject.layers
+    }
+    for number in range(len(TEXTS)):
+        row = torch.from_numpy(np.random.default_rng(number).standard_normal(8, np.float32)).double()
+
+        def loss(run, number=number, row=row):
+            return row @ subject.unit(number, run)
+
+        for name, own in mask_gradients(subject.model, loss, inputs, {}, {}).items():
+            total[name] += own.abs()
+    found = subject.scores(memory=memory)
+    for name, own in total.items():
+        np.testing.assert_allclose(found[name], own, rtol=1e-3, atol=1e-5)
 
 
+@torch.no_grad()
 def test_the_cosine_without_each_head(embedding_subject):
-    whole = [embedding_subject.unit(number) for number in range(len(TEXTS))]
-    found = embedding_subject.scores(metric="ablation")
-    for layer in embedding_subject.layers:
+    subject = embedding_subject
+    whole = [subject.unit(number, subject.model) for number in range(len(TEXTS))]
+    found, projections = subject.scores(metric="ablation"), output_projections(subject.model, subject.layers)
+    for layer in subject.layers:
         for head in range(layer.count):
-            weight = embedding_subject.projections[layer.name].weight
-            with reference.scaled_head(weight, layer.count, head, 1, 0.0):
-                near = [vector @ embedding_subject.unit(number) for number, vector in enumerate(whole)]
-                want = np.mean(near)
-            assert found[layer.name][head] == pytest.approx(want, abs=1e-5)
+            with without_head(projections[layer.name].weight, layer.count, head, 1):
+                near = [vector @ subject.unit(number, subject.model) for number, vector in enumerate(whole)]
+            assert found[layer.name][head] == pytest.approx(np.mean(near), abs=1e-5)
 
 
 # Ablation with shared parts against whole runs of a model whose head's weights are zeroed.
@@ -237,7 +210,7 @@ def zeroed(subject: Subject, mask: HeadMask) -> Any:
     """The output projection's part of the one head that `mask` removes is zero within the block."""
     projection = output_projections(subject.model, subject.layers)[mask[0]]
     axis = 0 if type(projection).__name__ == "Conv1D" else 1
-    return reference.scaled_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis, 0.0)
+    return without_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis)
 
 
 def single_losses(subject: Subject) -> list[float]:
@@ -308,7 +281,7 @@ def test_only_one_head_of_a_layer():
     weight = output_projections(subject.model, subject.layers)[masks[5][0]].weight
     with ExitStack() as others:
         for head in (0, 2, 3):
-            others.enter_context(reference.scaled_head(weight, 4, head, 1, 0.0))
+            others.enter_context(without_head(weight, 4, head, 1))
         np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
 
 
