@@ -1,7 +1,7 @@
 """Scores of routed experts from raw (indices, weights, norms), one token and one of its experts at a time.
 
 Of every token: `indices` of the experts that it is routed to, in any order, `weights` that their outputs are multiplied
-by, and `norms` of those outputs before that. 2510.13999, equations 9 and 13; 2606.15716, S(b, a, c).
+by, and `norms` of those outputs before that. 2212.09811, 4.1; 2510.13999, equations 9 and 13; 2606.15716, S(b, a, c).
 """
 
 from collections.abc import Sequence
