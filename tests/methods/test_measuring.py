@@ -29,6 +29,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
+from tests.families.records import CASES
 from tests.opening import load
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
@@ -50,7 +51,7 @@ def made(case: str) -> Path:
     folder = Path("model")
     if case == "nllb-moe":
         return tiny_nllb_moe(folder)
-    if case in ("llama", "gpt2"):
+    if case in CASES:
         return tiny_family(folder, case)
     cutting.saved(case, folder)
     write_plain_tokenizer(folder)
@@ -64,16 +65,17 @@ def opened(case: str) -> tuple[Path, Checkpoint, Any]:
     return path, open_model(path), load(path)
 
 
-def lines(texts: tuple[str, ...] = LINES) -> Dataset:
-    return Dataset("lm", PlainText((Path("text"),), texts))
+def lines(texts: tuple[str, ...] = LINES, task: Any = "lm") -> Dataset:
+    return Dataset(task, PlainText((Path("text"),), texts))
 
 
 def pairs(texts: tuple[str, ...] = LINES) -> Dataset:
     return Dataset("translation", ParallelText("val", dict.fromkeys(PAIR, texts)), (PAIR,))
 
 
-def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any) -> dict[Kind, Scores]:
-    fields = gradient_fields(checkpoint, runner, data, {kind: axes_of(checkpoint, kind) for kind in kinds})
+def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any, *more: Any) -> dict[Kind, Scores]:
+    axes = {kind: axes_of(checkpoint, kind) for kind in kinds}
+    fields = gradient_fields(checkpoint, runner, data, axes, *more)
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 
 
@@ -156,21 +158,34 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
             np.testing.assert_allclose(scores[name], expected, rtol=2e-3, atol=1e-12, err_msg=name)
 
 
+EVERY = ("head", "unit", "layer")
+
+
 @pytest.mark.parametrize(
-    ("case", "kinds"),
-    [*((case, ("head", "unit", "layer")) for case in OUTPUTS), ("qwen3_moe", ("unit",))],
+    ("case", "kinds", "per"),
+    [
+        *((case, EVERY, "example") for case in OUTPUTS),
+        *((case, EVERY, "token") for case in ("nllb-moe", "t5", "bert", "gemma2")),
+        ("qwen3_moe", ("unit",), "example"),
+    ],
 )
-def test_layer_by_layer_scores_are_the_same(case, kinds):
+def test_layer_by_layer_scores_are_the_same(case, kinds, per):
     path = made(case)
-    checkpoint, data = open_model(path), pairs() if case == "nllb-moe" else lines()
+    checkpoint, data = open_model(path), lines(task="mlm" if case == "bert" else "lm")
+    if case in ("nllb-moe", "t5"):
+        data = pairs()
+    whole, by_layer = (make_runner(checkpoint, CPU, torch.float32, memory) for memory in (None, 2 << 30))
+    batch_tokens = 1 if case == "qwen3_moe" else 40  # with units of experts, batches hold an example each
     wanted, found = (
-        score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
-        for memory in (None, 2 << 30)
+        score_units(checkpoint, runner, data, kinds, batch_tokens, per) for runner in (whole, by_layer)
     )
     for kind in kinds:
         for name, own in wanted[kind].values.items():
             assert np.asarray(own).any() or ".experts." in name, name  # some experts get no token
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
+    assert by_layer.report.readings == 1
+    assert by_layer.report.bytes_read < 2 * checkpoint.total_bytes
+    assert all(parameter.grad is None for parameter in by_layer.model.parameters())
 
 
 def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
