@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,13 @@ def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any, *more: 
     return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
 
 
-def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
-    """`[1, tokens]`, which begin with the token of a beginning."""
-    ids = tokenizer(line, return_tensors="pt")["input_ids"]
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    return ids if ids[0, 0] == start else torch.cat([torch.tensor([[start]]), ids], dim=1)
+def batches_of(path: Path, model: Any, data: Dataset) -> list[Batch]:
+    """A batch for each example."""
+    return task_batches(load_tokenizer(path), model, data, 1)
+
+
+def loss_of(batch: Batch, run: Callable[..., Any]) -> torch.Tensor:
+    return functional.cross_entropy(run(**batch.inputs).logits[0], batch.labels[0])
 
 
 @pytest.mark.parametrize("case", OUTPUTS)
@@ -104,9 +107,9 @@ def test_scores_are_the_gradients_of_masks(case):
     down = ".fc2_weight" if is_pair else ".down_proj"
     mixtures = [(name, axis.module) for name, axis in axes.items() if axis.kind == "expert"]
     experts = {name: f"{module if is_pair else name}{down}" for name, module in mixtures}
-    tokenizer, total, tokens = load_tokenizer(path), {}, 0
-    for line in LINES:
-        length = tokens_of(tokenizer, line).shape[1]
+    total, tokens = {}, 0
+    for batch in batches_of(path, model, data):
+        length = batch.inputs["input_ids"].shape[1]
         tokens += length
         inputs = {
             name: (
@@ -115,17 +118,7 @@ def test_scores_are_the_gradients_of_masks(case):
             )
             for name, axis in mixed.items()
         }
-
-        def loss(run, line=line):
-            if is_pair:
-                tokenizer.src_lang, tokenizer.tgt_lang = PAIR
-                rows = tokenizer(line, text_target=line, return_tensors="pt")
-                logits = run(**rows).logits[0]
-                return functional.cross_entropy(logits, rows["labels"][0])
-            ids = tokens_of(tokenizer, line)
-            return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
-
-        for name, own in mask_gradients(model, loss, inputs, stacks, experts).items():
+        for name, own in mask_gradients(model, partial(loss_of, batch), inputs, stacks, experts).items():
             values = own.square().sum(dim=0) if name in by_token else own.abs()
             total[name] = total.get(name, 0) + values.numpy()
     for kind in kinds:
@@ -144,14 +137,9 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
     plain, total, tokens = load(path), 0.0, 0
     plain.set_experts_implementation("eager")
     modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
-    for line in LINES:
-        ids = tokens_of(load_tokenizer(path), line)
-        tokens += ids.shape[1]
-
-        def loss(run, ids=ids):
-            return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
-
-        total = total + torch.stack(expert_mask_squares(plain, loss, modules)).numpy()
+    for batch in batches_of(path, model, lines()):
+        tokens += batch.inputs["input_ids"].shape[1]
+        total = total + torch.stack(expert_mask_squares(plain, partial(loss_of, batch), modules)).numpy()
     for layer, own in zip(checkpoint.mixtures, total / tokens, strict=True):
         for expert, expected in enumerate(own):
             name = f"{layer.expert_prefix.format(expert=expert)}.units"
@@ -200,17 +188,11 @@ def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
     return pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
 
 
-def first_batch(path: Path, model: Any, data: Dataset) -> Batch:
-    """The batch of the only example."""
-    (batch,) = task_batches(load_tokenizer(path), model, data, 1, None)
-    return batch
-
-
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case):
     """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
     path, checkpoint, model = opened(case)
-    names, batch = StockNames(checkpoint, model), first_batch(path, model, lines(LINES[:1]))
+    names, (batch,) = StockNames(checkpoint, model), batches_of(path, model, lines(LINES[:1]))
     every = axes_of(checkpoint, "unit")
     scores = gradient_sums(InMemory(model), checkpoint, every, [batch])
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
@@ -235,10 +217,9 @@ def test_channels_are_scored_by_what_norms_hand_on(case):
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "model.norm")):
             module.register_forward_hook(lambda _, __, found: outputs.append(found[0]))
-    tokenizer = load_tokenizer(path)
-    for line in LINES:
+    for batch in batches_of(path, model, lines()):
         with torch.no_grad():
-            model(input_ids=tokens_of(tokenizer, line))
+            model(**batch.inputs)
     expected = sum(row.abs() for rows in outputs for row in rows) / len(LINES)
     for scores in (alone, beside):
         assert scores.method == "norm-output"
@@ -251,7 +232,7 @@ def test_experts_of_classes_with_modules_of_their_own(case):
     path, checkpoint, model = opened(case)
     data = (pairs if case == "switch_transformers" else lines)(LINES[:1])
     scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
-    names, batch = StockNames(checkpoint, model), first_batch(path, model, data)
+    names, (batch,) = StockNames(checkpoint, model), batches_of(path, model, data)
     for layer in checkpoint.mixtures:
         own = scores[f"{layer.name}.experts"]
         expert = int(np.argmax(own))

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,18 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.patchwork import module_name
 from prunecli.modules.hooks import output_projections
 from prunecli.results.unit_scores import Per
-from prunecli.running.batches import example_losses
-from prunecli.running.encoding import (
-    lm_windows,
-    mlm_examples,
-    padding_id,
-    translation_examples,
-    window_examples,
-)
-from prunecli.running.examples import Batch, Examples
+from prunecli.running.batches import example_losses, task_batches
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import Layerwise, Runner
 from prunecli.running.runner import InMemory
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY
+from tests.methods.test_measuring import lines, loss_of
 from tests.opening import load
 from tests.reference.masks import mask_gradients, without_head
 from tests.running.layerwise.running import no_room
@@ -72,18 +67,12 @@ class Subject:
         self.layers = self.checkpoint.layout.attentions
         self.model = load(path)
         self.tokenizer = load_tokenizer(Path(path))
-        self.task = CASES[model_type].task
+        self.data = lines(LINES, CASES[model_type].task)
+        if self.data.task == "translation":
+            self.data = Dataset("translation", TEXT, (PAIR,))
 
     def batches(self, batch_tokens: int) -> list[Batch]:
-        examples: Examples
-        if self.task == "translation":
-            examples = translation_examples(self.tokenizer, self.model, TEXT, [PAIR])
-        elif self.task == "mlm":
-            examples = mlm_examples(self.tokenizer, self.model, LINES)
-        else:
-            windows = lm_windows(self.tokenizer, self.model, LINES)
-            examples = window_examples(windows, padding_id(self.model, self.tokenizer))
-        return examples.batches(batch_tokens)
+        return task_batches(self.tokenizer, self.model, self.data, batch_tokens)
 
     def importance(self, runner: Runner, batches: Sequence[Batch], **more: Any) -> HeadSums:
         """Name of an attention -> sums of its heads."""
@@ -115,11 +104,7 @@ def test_it_is_the_derivative_by_the_mask(subject, per):
             positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
             shape = (positions, layer.count) if per == "token" else (layer.count,)
             inputs[layer.name] = layer.output, shape
-
-        def loss(run, batch=batch):
-            return functional.cross_entropy(run(**batch.inputs).logits[0], batch.labels[0])
-
-        for name, own in mask_gradients(subject.model, loss, inputs, {}, {}).items():
+        for name, own in mask_gradients(subject.model, partial(loss_of, batch), inputs, {}, {}).items():
             total[name] += own.abs().reshape(-1, own.shape[-1]).sum(dim=0).numpy()
     assert list(found) == [layer.name for layer in subject.layers]
     for name, own in found.items():
@@ -224,7 +209,7 @@ def test_losses_without_each_head(subject):
     masks = masks_of(subject.layers, "ablation")
     measurements = batch_measurements(subject.model, subject.batches(40), "loss")
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
-    assert examples == [("", index) for index in range(len(LINES))]
+    assert [index for _, index in examples] == [*range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
     for mask, losses in list(zip(masks, found, strict=True))[::5]:
         with zeroed(subject, mask):
@@ -236,12 +221,11 @@ def test_losses_without_each_head(subject):
 @ablated
 def test_nothing_stays_behind(subject):
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
-    broken = replace(subject.batches(1000)[0], text="val")
-    measurements = batch_measurements(subject.model, [broken], "loss")
+    measurements = batch_measurements(subject.model, subject.batches(1000), "loss")
     with torch.no_grad():
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
-        with pytest.raises(DataError, match="val, example"):
+        with pytest.raises(DataError, match=", example 3: the loss is nan"):
             measure_masked(
                 subject.checkpoint, subject.model, measurements, masks_of(subject.layers, "ablation")[:1]
             )
