@@ -34,15 +34,11 @@ from tests.scores import scores_by_hand
 
 def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
     """The other units add nothing."""
-    units = (
-        unit if number in kept else replace(unit, output=np.zeros_like(unit.output))
-        for number, unit in enumerate(ffn.units)
-    )
-    return replace(ffn, units=tuple(units))
+    return replace(ffn, outputs=ffn.outputs * np.isin(range(len(ffn)), [*kept])[:, None])
 
 
-def best(values: list[float], count: int) -> set[int]:
-    return set(sorted(range(len(values)), key=lambda number: (-values[number], number))[:count])
+def best(values: np.ndarray, count: int) -> set[int]:
+    return set(np.argsort(-values, kind="stable")[:count].tolist())
 
 
 class WidthPruning(Method):
@@ -59,9 +55,8 @@ class WidthPruning(Method):
         ffns = ffns_of(weights(self.path), self.case)
         ranked = []
         for name, ffn in ffns.items():
-            values = [unit.worth for unit in ffn.units]
-            norm = np.linalg.norm(values)
-            ranked += [(value / norm, name, number) for number, value in enumerate(values)]
+            values = ffn.worth / np.linalg.norm(ffn.worth)
+            ranked += [(value, name, number) for number, value in enumerate(values)]
         ranked.sort(key=lambda one: -one[0])
         kept = ranked[: len(ranked) - ceil(0.4 * len(ranked))]
         widths = {}
@@ -87,8 +82,8 @@ class TestEveryLayout(WidthPruning, InSteps):
         out = written(source, options, "out")
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
-            width = len(ffn.units) * 7 // 10 // 4 * 4
-            kept = best([unit.worth for unit in ffn.units], width)
+            width = len(ffn) * 7 // 10 // 4 * 4
+            kept = best(ffn.worth, width)
             put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
         expected = logits_of(original)
         assert_near(logits(out), expected)
@@ -102,15 +97,15 @@ class TestEveryLayout(WidthPruning, InSteps):
 def test_units_go_by_their_activations():
     source = tiny("source", "phi3")
     ffns, generator = ffns_of(weights(source), "phi3"), np.random.default_rng(0)
-    active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
+    active = {name: generator.random(len(ffn)) for name, ffn in ffns.items()}
     squares = {name: own**2 for name, own in active.items()}
     opened = open_model(source)
     fingerprint = opened.fingerprint
     measured = scores_by_hand(squares, "unit", "activation-norm", examples=1, fingerprint=fingerprint)
     plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
     for name, ffn in ffns.items():
-        norms = [float(np.linalg.norm(unit.output)) for unit in ffn.units]
-        assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
+        norms = np.linalg.norm(ffn.outputs, axis=1)
+        assert set(plan.kept[f"{name}.units"]) == best(active[name] * norms, 10)
 
 
 def test_a_shared_ffn_counts_once():

@@ -53,21 +53,20 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case, act):
     outputs = [run(ffn, function) for ffn in before]
     for scale, factor in ((None, 1 / len(before)), (1.0, 1.0), (-0.5, -0.5)):
         made = next(iter(shared(source, str(scale), case, init="concat", scale=scale).values()))
-        assert len(made.units) == sum(len(ffn.units) for ffn in before)
+        assert len(made) == sum(map(len, before))
         np.testing.assert_allclose(run(made, function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
 
 
 def test_wider_keeps_the_function(case):
     source = tiny("source", case)
     before = own(ffns_of(weights(source), case))
-    width = len(before[0].units) + 13
+    width = len(before[0]) + 13
     found = next(iter(shared(source, "out", case, init="last", width=width).values()))
-    assert len(found.units) == width
+    assert len(found) == width
     np.testing.assert_allclose(run(found), run(before[-1]), rtol=1e-12)
-    new = found.units[-13:]
-    assert all(not unit.output.any() and not any(unit.biases) for unit in new)
-    drawn = np.concatenate([vector for unit in new for vector in unit.inputs])
-    assert drawn.std() == pytest.approx(0.02, rel=0.2)
+    assert not found.outputs[-13:].any()
+    assert not found.biases[:, -13:].any()
+    assert found.inputs[:, -13:].std() == pytest.approx(0.02, rel=0.2)
 
 
 def test_integers_are_not_merged():
@@ -95,7 +94,7 @@ def test_norms(case, init, monkeypatch):
     read = ffns_of(held, case)
     ffns = [read[name] for name in names]
     merged = {"first": ffns[0], "mean": reference.mean(ffns), "concat": reference.concat(ffns)}[init]
-    expected = [unit.worth for unit in merged.units]
+    expected = merged.worth
     opened = open_model(source)
     layers = {layer.name: layer for layer in opened.layout.ffns}
     group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
