@@ -14,8 +14,7 @@ from prunecli.pipeline import apply
 from tests.families import records
 from tests.families.family import Family
 from tests.ffn_layouts import weights
-from tests.reference.define import groups
-from tests.reference.define import unit as slow_unit
+from tests.reference.define import groups, unit
 from tests.tiny import config_of
 
 SMALL = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
@@ -52,19 +51,17 @@ def cached(source: Path | str, output: Path | str) -> Path:
 
 
 def expanded(held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str) -> np.ndarray:
-    """Rows of the unit `name`, a token at a time."""
+    """Rows of the unit `name`."""
     own = {key.removeprefix(f"{name}."): value for key, value in held.items() if key.startswith(f"{name}.")}
     depth = sum(key.startswith("layers.") and key.endswith(".bias") for key in own)
     layers = []
     for number, count in enumerate(groups(kind, 2, depth)):
-        blocks = own[f"layers.{number}.weight"].tolist()
-        layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"].tolist()))
-    parts = [own.get(f"reduce.{part}") for part in ("weight", "bias")]
-    last = [None if part is None else part.tolist() for part in parts]
-    rows = [slow_unit(kind, token, layers, *last) for token in own["map.weight"].tolist()]
+        blocks = [*own[f"layers.{number}.weight"]]
+        layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"]))
+    rows = unit(kind, own["map.weight"], layers, own.get("reduce.weight"), own.get("reduce.bias"))
     if padding is not None:
-        rows[padding] = [0.0] * len(rows[padding])
-    return np.array(rows, np.float32)
+        rows[padding] = 0
+    return rows
 
 
 def replaced(model: Any, case: Family, directory: Path) -> Any:
