@@ -75,7 +75,7 @@ class AttentionSharing(Method):
         else:
             groups = [(members, self.names[0]) for members in windows(model, stacks[0])]
         for members, attention in groups:
-            for name, value in reference.shared(held, members, attention, "mean").items():
+            for name, value in reference.shared(held, members, attention).items():
                 model.get_parameter(name).data.copy_(torch.tensor(value))
 
     def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
@@ -164,6 +164,6 @@ class TestComposition(AttentionSharing, InSteps):
         attentions = [layer for layer in open_model(short).layout.attentions if layer.kind == side]
         assert [layer.is_shared for layer in attentions] == [False, True]
         held = weights(source)
-        held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
+        held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0])
         copies = written(write_copy(source, "copies", held), shorter, "short-copies")
         assert_near(logits(short), logits(copies))

@@ -72,14 +72,13 @@ def own_tensors(tensors: Iterable[str], layer: str, attention: AttentionNames) -
 
 
 def shared(
-    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames, init: str
+    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames
 ) -> dict[str, np.ndarray]:
-    """The tensors of the attentions of `layers`, each of which becomes the mean, the first or the last of them."""
+    """The tensors of the attentions of `layers`, each of which becomes their mean."""
     found = {}
     for name in own_tensors(tensors, layers[0], attention):
-        alike = [tensors[f"{layer}.{name}"].astype(np.float64) for layer in layers]
-        merged = {"mean": sum(alike) / len(alike), "first": alike[0], "last": alike[-1]}[init]
-        found |= {f"{layer}.{name}": merged.astype(np.float32) for layer in layers}
+        mean = np.mean([tensors[f"{layer}.{name}"] for layer in layers], axis=0, dtype=np.float64)
+        found |= {f"{layer}.{name}": mean.astype(np.float32) for layer in layers}
     return found
 
 

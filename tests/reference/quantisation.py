@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -25,15 +26,9 @@ class Quantised:
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
     """`[rows, n]` numbers without a sign, one after another in int32 words from the lowest bits: `[rows, words]`."""
-    per_word = 32 // bits
-    rows = []
-    for row in numbers.tolist():
-        words = []
-        for start in range(0, len(row), per_word):
-            word = sum(value << (bits * place) for place, value in enumerate(row[start : start + per_word]))
-            words.append(word - (1 << 32) if word >= 1 << 31 else word)
-        rows.append(words)
-    return torch.tensor(rows, dtype=torch.int32)
+    places = torch.arange(0, 32, bits)
+    words = functional.pad(numbers, (0, -numbers.shape[1] % len(places))).unflatten(1, (-1, len(places)))
+    return (words << places).sum(dim=2).int()  # of 32 bits the highest is the sign
 
 
 def float8(values: Tensor, block: tuple[int, int], scale_name: str = "weight_scale_inv") -> Quantised:
