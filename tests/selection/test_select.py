@@ -90,7 +90,6 @@ def test_ratios_outside_of_their_range_are_refused(ratio):
         ({"ratio": 0.25, "even": (4,)}, "uniform`: at most 3 heads"),
         ({"ratio": 0.25, "even": (1, 2), "least": 3}, "uniform`: at most 3 heads"),
         ({"count": 5, "even": (2,)}, "uniform`: at most 1 heads"),
-        ({"keep": {"a": 3, "b": 2}, "groups": 2}, "2 groups divide not both the 4 heads"),
     ],
 )
 def test_budgets_that_cannot_be_met_are_refused(budget, message):
