@@ -67,7 +67,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     if options.metric == "random":
         ranking = drawn(axes, options.seed)
     else:
-        scores = scores_for(checkpoint, options.scores, "head")
+        scores = scores_for(checkpoint, options.scores, axes)
         try:
             worth = scores.importance()
         except StatisticsError as error:

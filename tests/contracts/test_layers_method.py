@@ -14,6 +14,7 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateSums
@@ -170,7 +171,8 @@ def test_scores_of_the_original_follow_their_layers():
     twice = written(once, LayerOptions(remove="0"), "twice")
     opened = open_model(twice)
     assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
-    assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
+    found = match_scores(scores, opened, axes_of(opened, "head"))
+    assert found.values[f"{names[0]}.heads"] == [21, 22, 23, 24]
 
 
 def test_gates_of_the_original_follow_their_layers():

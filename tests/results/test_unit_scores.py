@@ -10,6 +10,7 @@ import pytest
 
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.results.matching import match_scores, scores_for
 from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
 from tests.contracts import method_contract
@@ -195,7 +196,8 @@ def scored(path: Path, kind: Any = "head") -> Scores:
 
 
 def check(made: Scores, path: Path) -> Scores:
-    return match_scores(made, open_model(path))
+    checkpoint = open_model(path)
+    return match_scores(made, checkpoint, axes_of(checkpoint, made.kind))
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:
@@ -230,7 +232,8 @@ def test_scores_that_lack_heads_of_the_model_do_not_match():
         check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
     path = written(Path("heads.json"), made)
     checkpoint = open_model(tiny_nllb_moe("larger", layers=3))
+    axes = axes_of(checkpoint, "head")
     with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
-        scores_for(checkpoint, (path,), "head")
+        scores_for(checkpoint, (path,), axes)
     with pytest.raises(StatisticsError, match="no such file"):
-        scores_for(checkpoint, (Path("none.json"),), "head")
+        scores_for(checkpoint, (Path("none.json"),), axes)
