@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.measuring import gradient_fields, gradient_sums
+from prunecli.methods.measuring import gradient_scores, gradient_sums
 from prunecli.model.axes import Kind
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
@@ -20,7 +20,7 @@ from prunecli.model.probe import outputs
 from prunecli.modules import stock_experts
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.stock_names import StockNames
-from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.results.unit_scores import Scores
 from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import make_runner
@@ -76,8 +76,7 @@ def pairs(texts: tuple[str, ...] = LINES) -> Dataset:
 
 def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any, *more: Any) -> dict[Kind, Scores]:
     axes = {kind: axes_of(checkpoint, kind) for kind in kinds}
-    fields = gradient_fields(checkpoint, runner, data, axes, *more)
-    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
+    return gradient_scores(checkpoint, runner, data, axes, *more)
 
 
 def batches_of(path: Path, model: Any, data: Dataset) -> list[Batch]:
