@@ -123,7 +123,7 @@ class Ranking:
         files: files that the values come from.
         origin: the text that they were measured on.
         tokens: name of an axis -> number of tokens that they were measured on.
-        mixed: see `GateStatistics`.
+        mixed: see `results.document.Statistics`.
         alone: language or text -> name of an axis -> the values for it alone, where it counts.
         metrics: name of an axis -> its metric, if another one.
     """

@@ -11,28 +11,27 @@ from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
 from prunecli.model.quantised import method_of
+from prunecli.results.document import Statistics
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import Scores, command_of, merge, read_scores
+from prunecli.results.unit_scores import Scores, command_of, read_scores
 
 COLLECT = "Collect the gates of this checkpoint."
 
-Statistics = TypeVar("Statistics")
+Given = TypeVar("Given", bound=Statistics)
 
 
 def matching(
-    given: Statistics | Sequence[Path],
-    read: Callable[[Path], Statistics],
-    match: Callable[[Statistics], Statistics],
-    merge: Callable[[Sequence[Statistics], Sequence[str]], Statistics],
+    given: Given | Sequence[Path],
+    read: Callable[[Path], Given],
+    match: Callable[[Given], Given],
     remedy: str,
-) -> Statistics:
+) -> Given:
     """Statistics, or those of several files merged, that match a checkpoint.
 
     Args:
         given: the statistics, or their files.
         read: returns the statistics in one file.
         match: `match_scores` or `match_gates`, with the checkpoint bound.
-        merge: merges the statistics of several files.
         remedy: remedy for a missing file.
 
     Raises:
@@ -50,7 +49,7 @@ def matching(
             parts.append(match(statistics))
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
-    return merge(parts, [str(path) for path in given])
+    return parts[0].merged(parts, [str(path) for path in given])
 
 
 def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
@@ -167,4 +166,4 @@ def scores_for(checkpoint: Checkpoint, given: Scores | tuple[Path, ...], axes: S
     """
     match, kind = partial(match_scores, checkpoint=checkpoint, axes=axes), axes[0].kind
     remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
-    return matching(given, partial(read_scores, kind=kind), match, merge, remedy)
+    return matching(given, partial(read_scores, kind=kind), match, remedy)

@@ -12,7 +12,7 @@ from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.results.matching import match_scores, scores_for
-from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
+from prunecli.results.unit_scores import Effects, Method, Reported, Scores, read_scores
 from tests.contracts import method_contract
 from tests.contracts.test_heads_method import keeping_heads
 from tests.results.tables import setting
@@ -100,16 +100,22 @@ def test_sums_and_examples_add_up_in_any_order():
         return (draw.integers(0, 9, count) / 4).tolist()
 
     parts = [scores(examples=n, values={A: quarters(2), B: quarters(3), C: []}) for n in (3, 5, 8)]
-    whole = merge(parts, "abc")
+    whole = Scores.merged(parts, "abc")
     assert (whole.examples, whole.counts[AT]) == (16, 16)
     np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))
-    assert whole == merge(parts[::-1], "abc") == merge([merge(parts[:2], "ab"), parts[2]], "ab")
+    assert (
+        whole
+        == Scores.merged(parts[::-1], "abc")
+        == Scores.merged([Scores.merged(parts[:2], "ab"), parts[2]], "ab")
+    )
     first = parts[0].model_copy(update={"whole_files": True, "texts": ["a"], "split": "dev"})
-    other = merge([first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})], "ab")
+    other = Scores.merged(
+        [first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})], "ab"
+    )
     assert (other.whole_files, other.mixed, whole.mixed) == (None, True, False)
     assert (other.texts, other.split) == (["a", "b"], "dev")
-    assert merge(parts[:1], "a") == parts[0]
-    both = merge([layers(), layers()], "ab")
+    assert Scores.merged(parts[:1], "a") == parts[0]
+    both = Scores.merged([layers(), layers()], "ab")
     assert (both.distances["decoder.layers"][0], both.counts) == ([0.0, 2.0, 4.0], {"decoder.layers": 8})
 
 
@@ -120,13 +126,15 @@ def test_sums_and_examples_add_up_in_any_order():
         (scores(task="lm"), "task is 'mlm' and 'lm'"),
         (scores(ids={A: (0, 2), B: (0, 2, 3), C: ()}), "ids is"),
         (scores(per="token"), "per is"),
-        (scores("ablation"), "no sums"),
+        (scores("ablation"), "method is"),
         (layers(), "kind is"),
     ],
 )
 def test_scores_that_do_not_go_together_are_not_merged(other, message):
     with pytest.raises(StatisticsError, match=message):
-        merge([scores(), other], ["one.json", "other.json"])
+        Scores.merged([scores(), other], ["one.json", "other.json"])
+    with pytest.raises(StatisticsError, match="the method ablation are no sums"):
+        Scores.merged([scores("ablation")] * 2, "ab")
 
 
 DAMAGES = {
