@@ -32,13 +32,14 @@ from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
 
 
-def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
-    """The other units add nothing."""
-    return replace(ffn, outputs=ffn.outputs * np.isin(range(len(ffn)), [*kept])[:, None])
+def masked(ffn: reference.Ffn, kept: np.ndarray) -> reference.Ffn:
+    """The units that are not kept add nothing."""
+    return replace(ffn, outputs=ffn.outputs * kept[:, None])
 
 
-def best(values: np.ndarray, count: int) -> set[int]:
-    return set(np.argsort(-values, kind="stable")[:count].tolist())
+def best(values: np.ndarray, count: int) -> np.ndarray:
+    """Whether each is among the largest."""
+    return values >= np.sort(values)[-count]
 
 
 class WidthPruning(Method):
@@ -53,17 +54,12 @@ class WidthPruning(Method):
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(weights(self.path), self.case)
-        ranked = []
-        for name, ffn in ffns.items():
-            values = ffn.worth / np.linalg.norm(ffn.worth)
-            ranked += [(value, name, number) for number, value in enumerate(values)]
-        ranked.sort(key=lambda one: -one[0])
-        kept = ranked[: len(ranked) - ceil(0.4 * len(ranked))]
-        widths = {}
-        for name, ffn in ffns.items():
-            own = {number for _, owner, number in kept if owner == name}
-            widths[name] = len(own)
-            put(model, name, reference.write(masked(ffn, own), LAYOUTS[self.case].tensors))
+        shares = {name: ffn.worth / np.linalg.norm(ffn.worth) for name, ffn in ffns.items()}
+        ranked = np.sort(np.concatenate([*shares.values()]))
+        kept = {name: own >= ranked[ceil(0.4 * len(ranked))] for name, own in shares.items()}
+        for name, own in kept.items():
+            put(model, name, reference.write(masked(ffns[name], own), LAYOUTS[self.case].tensors))
+        widths = {name: own.sum() for name, own in kept.items()}
         assert len(set(widths.values())) > 1
         assert rewrite.structure.widths == widths
 
@@ -83,8 +79,8 @@ class TestEveryLayout(WidthPruning, InSteps):
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
             width = len(ffn) * 7 // 10 // 4 * 4
-            kept = best(ffn.worth, width)
-            put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
+            kept = masked(ffn, best(ffn.worth, width))
+            put(original, name, reference.write(kept, LAYOUTS[case].tensors))
         expected = logits_of(original)
         assert_near(logits(out), expected)
         if case != "nllb-moe":  # never is
@@ -105,7 +101,8 @@ def test_units_go_by_their_activations():
     plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
     for name, ffn in ffns.items():
         norms = np.linalg.norm(ffn.outputs, axis=1)
-        assert set(plan.kept[f"{name}.units"]) == best(active[name] * norms, 10)
+        kept = np.flatnonzero(best(active[name] * norms, 10))
+        assert plan.kept[f"{name}.units"] == tuple(kept)
 
 
 def test_a_shared_ffn_counts_once():

@@ -139,17 +139,13 @@ def test_scores_that_do_not_go_together_are_not_merged(other, message):
 
 DAMAGES = {
     "0.2.0": [
-        (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
-        (setting("method", to="ablation"), "metric or base is missing"),
         (setting("importance", to="token"), "counts are not those of the axes"),
         *((setting("heads", to=7), "damaged"), (setting("model", to=3), "damaged")),
         (setting("model", to={}), "no fingerprint"),
-        (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
     "gradient": [
-        (setting("format", to="prunecli.gates/1"), 'this prunecli reads "prunecli.scores/1"'),
-        (setting("format", to="prunecli.scores/2"), "use the prunecli"),
-        (setting("method", to="cosine"), "method is 'cosine', not one of gradient"),
+        (setting("format", to="prunecli.scores/2"), 'this prunecli reads "prunecli.scores/1"'),
+        (setting("method", to="cosine"), "method is 'cosine', not one of gradient, ablation, all-but-one"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
         (setting("counts", to={}), "counts are not those of the axes"),
