@@ -25,6 +25,7 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
+from tests.contracts.method_contract import assert_near
 from tests.contracts.test_mixtures import logits, masked_logits, stock_class
 from tests.opening import load
 from tests.reference.stock_experts import every_output, expert_calls
@@ -132,7 +133,7 @@ def test_the_full_model_with_means(model_type):
     expected = masked_logits(full, model_type, with_constants(full, means))
     pruned = load("out")
     assert isinstance(pruned, stock_class(model_type))
-    torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
+    assert_near(logits(pruned, model_type), expected)
     same, info = AutoModelForCausalLM.from_pretrained(
         "out", trust_remote_code=True, dtype=torch.float32, output_loading_info=True
     )
