@@ -25,6 +25,7 @@ from tests.families.records import BRANCHES, CASES
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import load
 from tests.reference import attention as reference
+from tests.reference.masks import passed_by
 from tests.selections import kept_heads
 
 
@@ -79,9 +80,10 @@ class AttentionSharing(Method):
                 model.get_parameter(name).data.copy_(torch.tensor(value))
 
     def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
-        case = CASES[self.case]
+        case, outputs = CASES[self.case], [f"{layer}.{attention.output}" for layer in layers]
         post_norm = case.ffns.post_norm or not case.config.get("do_layer_norm_before", True)
-        self.hooks.enter_context(reference.without(model, layers, attention, post_norm=post_norm))
+        norms = [f"{layer}.{norm}" for layer in layers for norm in attention.norms if post_norm]
+        self.hooks.enter_context(passed_by(model, outputs, norms))
 
 
 class TestEveryFamily(AttentionSharing, MethodContract):

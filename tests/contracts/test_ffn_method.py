@@ -1,4 +1,5 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from tests.contracts.method_contract import (
     made_of,
     written,
 )
+from tests.families.family import FfnLayout
 from tests.families.records import CASES, own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
-from tests.model.test_patchwork_ffn import without_ffn
 from tests.opening import load
 from tests.reference import ffn as reference
+from tests.reference.masks import passed_by
 from tests.tiny import config_of
 
 
@@ -124,6 +126,12 @@ def put(model: Any, name: str, made: dict[str, np.ndarray]) -> None:
             module.nf = module.weight.shape[1]
 
 
+def without_ffn(model: Any, layout: FfnLayout, names: Sequence[str]) -> AbstractContextManager[None]:
+    """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
+    norms = [layout.names[name] for name in names if layout.post_norm]
+    return passed_by(model, [f"{name}.{layout.output}" for name in names], norms)
+
+
 def inputs_of(model: Any) -> dict[str, Any]:
     tokens = torch.randint(4, model.config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
     return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
@@ -169,7 +177,7 @@ class TestOneStack(FfnSharing):
     def test_dropping_all(self, source):
         out = written(source, FfnOptions(preset="No"), "out")
         original = self.original(source)
-        with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
+        with without_ffn(original, LAYOUTS[self.case], [*LAYOUTS[self.case].names]):
             assert_near(logits(out), logits_of(original))
 
 

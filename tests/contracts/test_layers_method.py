@@ -33,7 +33,7 @@ from tests.contracts.method_contract import (
     stock_model,
     written,
 )
-from tests.families import tiny_family
+from tests.families import cutting, tiny_family
 from tests.families.records import BRANCHES, CASES
 from tests.gates import gate_statistics
 from tests.opening import load
@@ -64,14 +64,11 @@ def stacks_of(case: str) -> tuple[str, ...]:
 def without(model: Any, names: list[str]) -> Any:
     """These layers give the states that they are given; T5's first still makes the position bias for all."""
 
-    def hook(_: Any, arguments: Any, options: Any, output: Any) -> Any:
-        given = arguments[0] if arguments else options["hidden_states"]
-        return (given, *output[1:]) if isinstance(output, tuple) else given
-
     with ExitStack() as hooks:
         for name in names:
-            module = model.get_submodule(name)
-            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+            hooks.enter_context(
+                model.get_submodule(name).register_forward_hook(cutting.hand_on, with_kwargs=True)
+            )
         yield
 
 

@@ -155,7 +155,7 @@ def apart(
                 hooks.enter_context(fold_norms(norms, kept[axis.name], gone))
         for name in skipped:
             # The layers stay in their lists: many classes look up by position what else a layer is given.
-            other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
+            other.get_submodule(name).register_forward_hook(hand_on, with_kwargs=True)
         expected = logits(other, rows)
     return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
 
@@ -263,7 +263,7 @@ def treated_apart(
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
     for name in norms:  # those after the addition go with the part
-        other.get_submodule(module_name(other, name)).register_forward_hook(_hand_on, with_kwargs=True)
+        other.get_submodule(module_name(other, name)).register_forward_hook(hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
     expected = logits(other, rows)
     return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
@@ -327,7 +327,7 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
         return model(**rows, **cache).logits
 
 
-def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+def hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

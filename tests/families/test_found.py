@@ -356,7 +356,7 @@ def test_tensors_of_another_class_than_is_named(stored, named):
         for name, module in whole.named_modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
     ]
-    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting._hand_on, with_kwargs=True)
+    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting.hand_on, with_kwargs=True)
     rows = tiny.inputs(whole)
     with torch.no_grad():
         assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)

@@ -1,6 +1,6 @@
 """|dL/dxi| for masks xi that are tensors in the graph (1905.10650, eq. 2, for units of any kind), slowly."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -109,3 +109,16 @@ def without_head(weight: Tensor, heads: int, head: int, axis: int) -> Iterator[N
     finally:
         with torch.no_grad():
             weight.copy_(before)
+
+
+@contextmanager
+def passed_by(model: nn.Module, outputs: Iterable[str], norms: Iterable[str] = ()) -> Iterator[None]:
+    """Within the block what these linear layers end adds nothing, and these norms behind it change nothing."""
+    with ExitStack() as hooks:
+        for name in outputs:
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(lambda _, __, made: torch.zeros_like(made)))
+        for name in norms:
+            norm = model.get_submodule(name)
+            hooks.enter_context(norm.register_forward_hook(lambda _, given, __: given[0]))
+        yield
