@@ -18,7 +18,7 @@ from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import done
 from tests.contracts.method_contract import assert_near, written
-from tests.families import tiny
+from tests.families import cutting, tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
 from tests.opening import load
 from tests.quantising import quantise
@@ -31,19 +31,15 @@ def stock_class(model_type: str) -> Any:
     return tiny.auto_class(model_type)
 
 
-def logits(model: Any, model_type: str) -> Tensor:
-    torch.manual_seed(3)
-    ids = torch.randint(3, 64, (2, 9))
-    extra = {"decoder_input_ids": ids.flip(1)} if model_type == "switch_transformers" else {}
-    with torch.no_grad():
-        return model(input_ids=ids, **extra).logits
+def logits(model: Any) -> Tensor:
+    return cutting.logits(model, tiny.inputs(model))
 
 
-def masked_logits(model: Any, model_type: str, mask: AbstractContextManager[Any]) -> Tensor:
+def masked_logits(model: Any, mask: AbstractContextManager[Any]) -> Tensor:
     """Logits of the model within `mask`, which are others than those before."""
-    before = logits(model, model_type)
+    before = logits(model)
     with mask:
-        masked = logits(model, model_type)
+        masked = logits(model)
     assert not torch.equal(masked, before)
     return masked
 
@@ -113,18 +109,18 @@ def test_layers_with_numbers_of_their_own(model_type):
     kept = uneven(checkpoint, model_type)
     applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
     full = stock_class(model_type).from_pretrained(source).eval()
-    expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
+    expected = masked_logits(full, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load(output)
     assert isinstance(pruned, stock_class(model_type))
-    assert_near(logits(pruned, model_type), expected)
+    assert_near(logits(pruned), expected)
     pruned.save_pretrained(again)
     for path in (output, again):
         model, info = AutoModelForCausalLM.from_pretrained(
             path, trust_remote_code=True, dtype=torch.float32, output_loading_info=True
         )
         assert not any(info.values())
-        assert torch.equal(logits(model, model_type), logits(pruned, model_type))
+        assert torch.equal(logits(model), logits(pruned))
         with pytest.raises(Exception, match="experts differ between layers"):
             stock_class(model_type).from_pretrained(path)
 
@@ -180,9 +176,9 @@ def test_quantised_layers_with_numbers_of_their_own():
     kept = uneven(checkpoint, "mixtral")
     written(source, kept_experts(kept), output)
     full = load(source)
-    expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
+    expected = masked_logits(full, without_experts(full, checkpoint, kept))
     pruned = load(output)
-    assert_near(logits(pruned, "mixtral"), expected)
+    assert_near(logits(pruned), expected)
     pruned.save_pretrained("decoded")
     again = load("decoded")
-    assert torch.equal(logits(again, "mixtral"), logits(pruned, "mixtral"))
+    assert torch.equal(logits(again), logits(pruned))
