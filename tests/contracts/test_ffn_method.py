@@ -21,6 +21,7 @@ from tests.contracts.method_contract import (
     MethodContract,
     WrittenFiles,
     assert_near,
+    batch_for,
     logits,
     logits_of,
     made_of,
@@ -132,11 +133,6 @@ def without_ffn(model: Any, layout: FfnLayout, names: Sequence[str]) -> Abstract
     return passed_by(model, [f"{name}.{layout.output}" for name in names], norms)
 
 
-def inputs_of(model: Any) -> dict[str, Any]:
-    tokens = torch.randint(4, model.config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
-
-
 class TestEveryFamily(FfnSharing, MethodContract):
     cases = own_branches(LAYOUTS)
 
@@ -194,8 +190,11 @@ class TestEveryLayout(FfnSharing):
         out = written(source, options, "out")
         assert_near(logits(out), logits_of(self.original(source)))
         name = next(iter(LAYOUTS[self.case].names))
+        made = ffns_of(weights(out), self.case)[name]
+        assert made.inputs[:, 130:].std() == pytest.approx(0.02, rel=0.2)
+        assert not made.biases[:, 130:].any()
         model = load(out)
-        model(**inputs_of(model)).logits.square().sum().backward()
+        model(**batch_for(model.config)).logits.square().sum().backward()
         gradient = model.get_submodule(f"{name}.{LAYOUTS[self.case].output}").weight.grad
         axis = LAYOUTS[self.case].tensors[f"{LAYOUTS[self.case].output}.weight"]
         new = gradient.movedim(axis, 0)[130:]

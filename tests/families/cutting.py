@@ -157,7 +157,7 @@ def apart(
             # The layers stay in their lists: many classes look up by position what else a layer is given.
             other.get_submodule(name).register_forward_hook(hand_on, with_kwargs=True)
         expected = logits(other, rows)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def some_experts(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -226,7 +226,7 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
     with without_experts(other, checkpoint, kept):
         expected = logits(other, rows)
     assert not torch.equal(whole, expected)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def treated_apart(
@@ -266,7 +266,7 @@ def treated_apart(
         other.get_submodule(module_name(other, name)).register_forward_hook(hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
     expected = logits(other, rows)
-    return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
+    return difference(expected, logits(load_model(output, device="cpu"), rows))
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -318,6 +318,11 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
         (axis,) = axes_of(checkpoint, "token")
         told["token"] = 0.0 if axis.carriers else "no tensor of tokens"
     return told
+
+
+def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest, over the spread of the first."""
+    return float((expected - found).abs().max() / expected.std())
 
 
 def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -29,11 +29,6 @@ def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, r
     return ffns_of(weights(written(source, chosen, target)), case)
 
 
-@pytest.fixture(params=OWN_SHAPES)
-def case(request):
-    return str(request.param)
-
-
 def own(ffns: dict[str, reference.Ffn]) -> list[reference.Ffn]:
     """FFNs of the encoder, or of the only stack."""
     first = [ffn for name, ffn in ffns.items() if "decoder." not in name]
@@ -55,18 +50,6 @@ def test_a_concatenation_computes_the_sum_or_the_mean(case, act):
         made = next(iter(shared(source, str(scale), case, init="concat", scale=scale).values()))
         assert len(made) == sum(map(len, before))
         np.testing.assert_allclose(run(made, function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
-
-
-def test_wider_keeps_the_function(case):
-    source = tiny("source", case)
-    before = own(ffns_of(weights(source), case))
-    width = len(before[0]) + 13
-    found = next(iter(shared(source, "out", case, init="last", width=width).values()))
-    assert len(found) == width
-    np.testing.assert_allclose(run(found), run(before[-1]), rtol=1e-12)
-    assert not found.outputs[-13:].any()
-    assert not found.biases[:, -13:].any()
-    assert found.inputs[:, -13:].std() == pytest.approx(0.02, rel=0.2)
 
 
 def test_integers_are_not_merged():
