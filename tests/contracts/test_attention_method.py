@@ -83,7 +83,7 @@ class AttentionSharing(Method):
         case, outputs = CASES[self.case], [f"{layer}.{attention.output}" for layer in layers]
         post_norm = case.ffns.post_norm or not case.config.get("do_layer_norm_before", True)
         norms = [f"{layer}.{norm}" for layer in layers for norm in attention.norms if post_norm]
-        self.hooks.enter_context(passed_by(model, outputs, norms))
+        self.hooks.enter_context(passed_by(model, norms, outputs))
 
 
 class TestEveryFamily(AttentionSharing, MethodContract):

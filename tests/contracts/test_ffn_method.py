@@ -130,7 +130,7 @@ def put(model: Any, name: str, made: dict[str, np.ndarray]) -> None:
 def without_ffn(model: Any, layout: FfnLayout, names: Sequence[str]) -> AbstractContextManager[None]:
     """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
     norms = [layout.names[name] for name in names if layout.post_norm]
-    return passed_by(model, [f"{name}.{layout.output}" for name in names], norms)
+    return passed_by(model, norms, [f"{name}.{layout.output}" for name in names])
 
 
 class TestEveryFamily(FfnSharing, MethodContract):

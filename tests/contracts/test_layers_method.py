@@ -1,7 +1,6 @@
 """Removing layers keeps the contract of methods, and gives stock models."""
 
 import re
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,11 @@ from tests.contracts.method_contract import (
     stock_model,
     written,
 )
-from tests.families import cutting, tiny_family
+from tests.families import tiny_family
 from tests.families.records import BRANCHES, CASES
 from tests.gates import gate_statistics
 from tests.opening import load
+from tests.reference.masks import passed_by
 from tests.scores import scores_by_hand
 
 CHANGES = {
@@ -60,18 +60,6 @@ def stacks_of(case: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-@contextmanager
-def without(model: Any, names: list[str]) -> Any:
-    """These layers give the states that they are given; T5's first still makes the position bias for all."""
-
-    with ExitStack() as hooks:
-        for name in names:
-            hooks.enter_context(
-                model.get_submodule(name).register_forward_hook(cutting.hand_on, with_kwargs=True)
-            )
-        yield
-
-
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
@@ -87,7 +75,7 @@ class LayerPruning(Method):
         return made_of(source, LayerOptions(remove=layers, dtype=self.cast))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        self.hooks.enter_context(without(model, [f"{stack}.0" for stack in self.stacks]))
+        self.hooks.enter_context(passed_by(model, [f"{stack}.0" for stack in self.stacks]))
 
 
 class TestEveryFamily(LayerPruning, MethodContract):
@@ -148,7 +136,7 @@ def test_a_layer_that_knows_its_number_keeps_it():
         made_of(opened, LayerOptions(remove="0"))
     apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), "out")
     model = load(source)
-    with without(model, ["transformer.h.2"]):
+    with passed_by(model, ["transformer.h.2"]):
         assert_near(logits("out"), logits_of(model))
 
 

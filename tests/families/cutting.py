@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -29,6 +27,7 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
 from tests.families import tiny
+from tests.reference.masks import passed_by
 from tests.selections import kept_experts
 
 KINDS = ("layer", "unit", "head", "channel")
@@ -153,9 +152,8 @@ def apart(
                 norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
                 gone = sorted({*axis.ids}.difference(kept[axis.name]))
                 hooks.enter_context(fold_norms(norms, kept[axis.name], gone))
-        for name in skipped:
-            # The layers stay in their lists: many classes look up by position what else a layer is given.
-            other.get_submodule(name).register_forward_hook(hand_on, with_kwargs=True)
+        # The layers stay in their lists: many classes look up by position what else a layer is given.
+        hooks.enter_context(passed_by(other, skipped))
         expected = logits(other, rows)
     return difference(expected, logits(reduced.eval(), rows))
 
@@ -262,10 +260,9 @@ def treated_apart(
     if not shared and not removed:
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
-    for name in norms:  # those after the addition go with the part
-        other.get_submodule(module_name(other, name)).register_forward_hook(hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
-    expected = logits(other, rows)
+    with passed_by(other, [module_name(other, name) for name in norms]):  # those behind the addition go too
+        expected = logits(other, rows)
     return difference(expected, logits(load_model(output, device="cpu"), rows))
 
 
@@ -330,9 +327,3 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
     cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
         return model(**rows, **cache).logits
-
-
-def hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
-    hidden = args[0] if args else kwargs["hidden_states"]
-    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

@@ -33,6 +33,7 @@ from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 from tests.families.__main__ import NAMES, PAGE
 from tests.opening import load
+from tests.reference.masks import passed_by
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
@@ -356,9 +357,8 @@ def test_tensors_of_another_class_than_is_named(stored, named):
         for name, module in whole.named_modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
     ]
-    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting.hand_on, with_kwargs=True)
     rows = tiny.inputs(whole)
-    with torch.no_grad():
+    with torch.no_grad(), passed_by(whole, [f"{layers[0]}.1"]):
         assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)
     load("out")
 

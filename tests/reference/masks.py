@@ -112,13 +112,19 @@ def without_head(weight: Tensor, heads: int, head: int, axis: int) -> Iterator[N
 
 
 @contextmanager
-def passed_by(model: nn.Module, outputs: Iterable[str], norms: Iterable[str] = ()) -> Iterator[None]:
-    """Within the block what these linear layers end adds nothing, and these norms behind it change nothing."""
+def passed_by(model: nn.Module, modules: Iterable[str], outputs: Iterable[str] = ()) -> Iterator[None]:
+    """Within the block these layers or norms change nothing, and what these linear layers end adds nothing."""
     with ExitStack() as hooks:
         for name in outputs:
             layer = model.get_submodule(name)
             hooks.enter_context(layer.register_forward_hook(lambda _, __, made: torch.zeros_like(made)))
-        for name in norms:
-            norm = model.get_submodule(name)
-            hooks.enter_context(norm.register_forward_hook(lambda _, given, __: given[0]))
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.enter_context(module.register_forward_hook(_hand_on, with_kwargs=True))
         yield
+
+
+def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden
