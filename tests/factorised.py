@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.plan import fit_embeddings, plan_embeddings, rewrite_embeddings
-from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
+from tests.contracts.method_contract import written
 from tests.families import records
 from tests.families.family import Family
 from tests.ffn_layouts import weights
@@ -29,25 +26,18 @@ def has_stock_cache(family: Family) -> bool:
     return family.task != "translation" or not family.tied
 
 
-def decided(source: Checkpoint, **options: Any) -> Rewrite:
-    """The whole method; dimensions are small where none are given."""
-    asked = EmbeddingOptions(**(SMALL | options) if not options.get("cache_alone") else {"cache": True})
-    plan = plan_embeddings(source, asked)
-    return rewrite_embeddings(source, plan, fit_embeddings(source, plan))
+def options(**given: Any) -> EmbeddingOptions:
+    """Dimensions are small where none are given; a unit's are left out for an output alone, which has none."""
+    no_unit = dict.fromkeys(("expand_dim", "depth", "max_groups")) if given.get("side") == "output" else {}
+    return EmbeddingOptions(**SMALL | no_unit | given)
 
 
-def factorised(source: Path | str, output: Path | str, **options: Any) -> Path:
-    if options.get("side") == "output":
-        options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
-    opened = open_model(source)
-    apply(opened, decided(opened, **options), output)
-    return Path(output)
+def factorised(source: Path | str, output: Path | str, **given: Any) -> Path:
+    return written(source, options(**given), output)
 
 
 def cached(source: Path | str, output: Path | str) -> Path:
-    opened = open_model(source)
-    apply(opened, decided(opened, cache_alone=True), output)
-    return Path(output)
+    return written(source, EmbeddingOptions(cache=True), output)
 
 
 def expanded(held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str) -> np.ndarray:

@@ -18,8 +18,16 @@ from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection
-from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
-from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
+from tests.contracts.method_contract import (
+    Method,
+    MethodContract,
+    WrittenFiles,
+    logits,
+    logits_of,
+    made_of,
+    written,
+)
+from tests.factorised import CASES, cached, factorised, has_stock_cache, options, replaced
 from tests.families import tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
@@ -79,18 +87,14 @@ class Factorising(Method):
     """Both sides; the tensors of the two come to lie beside each other."""
 
     keeps_order = False
+    reduce = options(side="both")
+    impossible = options(map_dim=10_000)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         """The tables as they are, factorised or not."""
         tables = source.layout.require_tables()
         plan = EmbeddingPlan(tables, tables.change, EmbeddingOptions())
         return rewrite_embeddings(source, plan, Factors())
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return decided(source, side="both")
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return decided(source, map_dim=10_000)
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         apply(open_model(self.path), rewrite, self.folder)
@@ -237,7 +241,7 @@ SIDES = ("input", "output", "both")
 def test_a_factorised_table(side):
     out = factorised(tiny_family("source", "nllb-moe"), "out", side=side)
     with pytest.raises(UsageError, match="is factorised already"):
-        decided(open_model(out), side=side, expand_dim=None, depth=None, max_groups=None)
+        made_of(open_model(out), options(side=side))
 
 
 @pytest.mark.parametrize("side", ["output", "both"])
@@ -248,7 +252,7 @@ def test_a_factorised_table(side):
 def test_a_side_that_the_class_lacks(model_type, name, side):
     source = tiny_family("source", model_type, architectures=[name])
     with pytest.raises(UsageError, match=f"{name} has no output layer"):
-        decided(open_model(source), side=side)
+        made_of(open_model(source), options(side=side))
     out = factorised(source, "out")  # the default is the input's side then
     assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}
     torch.testing.assert_close(logits(cached(out, "cached")), logits(out), rtol=1e-4, atol=1e-5)
@@ -256,7 +260,7 @@ def test_a_side_that_the_class_lacks(model_type, name, side):
 
 def test_the_output_layer_has_no_rows_to_cache(models):
     with pytest.raises(UsageError, match="`cache` does not go with `side=output`"):
-        decided(open_model(models["bart"]), side="output", cache=True)
+        made_of(open_model(models["bart"]), options(side="output", cache=True))
 
 
 def test_a_value_that_is_not_finite():

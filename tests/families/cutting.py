@@ -14,7 +14,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
@@ -26,6 +25,7 @@ from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
+from tests.contracts.method_contract import made_of
 from tests.families import tiny
 from tests.reference.masks import passed_by
 from tests.selections import kept_experts
@@ -242,11 +242,8 @@ def treated_apart(
     treated = dict.fromkeys(sides, treatment)
     if treatment == "share":
         treated["init"] = "first"
-    if part == "ffn":
-        plan = plan_ffn(checkpoint, FfnOptions(dense_only=True, **treated))
-    else:
-        plan = plan_attention(checkpoint, AttentionOptions(**treated))
-    apply(checkpoint, rewrite_shared(checkpoint, plan), output)
+    options = FfnOptions(dense_only=True, **treated) if part == "ffn" else AttentionOptions(**treated)
+    apply(checkpoint, made_of(checkpoint, options), output)
     state = stored(model)
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     result = open_model(output)
