@@ -167,9 +167,7 @@ def test_gates_of_the_original_follow_their_layers():
     names = tuple(layer.name for layer in opened.mixtures)
     rows = np.arange(4.0)[:, None] * np.ones((1, 8))
     sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
-    gates = gate_statistics(
-        opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
-    )
+    gates = gate_statistics(names, {"eng_Latn-fra_Latn": sums}, opened.fingerprint)
     out = written(source, LayerOptions(remove="encoder:1"), "out")
     opened = open_model(out)
     found = match_gates(gates, opened)

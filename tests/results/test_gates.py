@@ -32,9 +32,9 @@ from tests.tiny import json_of, tiny_nllb_moe, write_json
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
 
-def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
+def statistics(pairs: Sequence[str], **changes: Any) -> GateStatistics:
     entries = {pair: random_sums(sum(map(ord, pair)), 4, 8) for pair in pairs}
-    return changed(gate_statistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
+    return changed(gate_statistics(LAYERS, entries), **changes)
 
 
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -42,7 +42,7 @@ TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
 
 def text_statistics(texts: Sequence[str]) -> GateStatistics:
     entries = {text: random_sums(sum(map(ord, text)), 2, 6, TEXT_SUMS) for text in texts}
-    return gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32")
+    return gate_statistics(TEXT_LAYERS, entries, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_damaged_statistics_are_refused(given, spoil, message):
 
 def test_statistics_match_the_model_that_was_run():
     checkpoint = open_model(tiny_nllb_moe("model"))
-    given = statistics(["a-b"], checkpoint.fingerprint)
+    given = statistics(["a-b"], fingerprint=checkpoint.fingerprint)
     match_gates(given, checkpoint)
     match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
     for other, message in (

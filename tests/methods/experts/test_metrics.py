@@ -48,9 +48,8 @@ def sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
 
 
 def statistics_of(sums: GateSums) -> GateStatistics:
-    layers, experts = sums.top1.shape
-    names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
-    return gate_statistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums})
+    names = [f"model.encoder.layers.{n}.ffn" for n in range(len(sums.tokens))]
+    return gate_statistics(names, {"a-b": sums})
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -87,9 +86,8 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work():
 
 def test_the_default_metric_goes_by_the_kind_of_statistics():
     sums = sums_of(3, tokens_of(0, 9, 3))
-    statistics = statistics_of(sums)
-    assert default_metric(statistics) == "importance"
-    texts = changed(statistics, mode="text")
+    texts = statistics_of(sums)
+    assert default_metric(changed(texts, mode="forced")) == "importance"
     assert default_metric(texts) == "reap"
     assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn.experts"}
 
