@@ -14,6 +14,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import Selection, cut
+from prunecli.tensors import stream
 from tests.contracts.method_contract import (
     CachedGeneration,
     InSteps,
@@ -50,13 +51,8 @@ class Sharing:
 
 
 def narrowed_to(width: int) -> Callable[[list[reference.Ffn]], reference.Ffn]:
-    """All side by side, of which the first units stay."""
-
-    def merged(ffns: list[reference.Ffn]) -> reference.Ffn:
-        scaled = reference.scaled(reference.concat(ffns), 1 / len(ffns))
-        return reference.narrowed(scaled, width)
-
-    return merged
+    """All side by side, of which those units stay that matter most."""
+    return lambda ffns: reference.narrowed(reference.scaled(reference.concat(ffns), 1 / len(ffns)), width)
 
 
 def of_two_stacks(width: int) -> Sharing:
@@ -68,7 +64,10 @@ def of_two_stacks(width: int) -> Sharing:
 
 SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
-    "marian": Sharing(FfnOptions(preset="SharedEncSharedDec", init="mean"), reference.mean),
+    "marian": Sharing(
+        FfnOptions(preset="SharedEncSharedDec", init="mean", keep_units="norms", width=40),
+        lambda ffns: reference.narrowed(reference.mean(ffns), 40),
+    ),
     "bart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
     "bert": Sharing(
         FfnOptions(preset="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
@@ -135,6 +134,10 @@ def without_ffn(model: Any, layout: FfnLayout, names: Sequence[str]) -> Abstract
 
 class TestEveryFamily(FfnSharing, MethodContract):
     cases = own_branches(LAYOUTS)
+
+    @pytest.fixture(autouse=True)
+    def _in_small_blocks(self, monkeypatch):
+        monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 100)
 
 
 def of_task(*tasks: str) -> list[str]:

@@ -5,12 +5,11 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.sharing.options import FfnOptions
-from prunecli.methods.sharing.plan import Group, group_norms, plan_ffn
+from prunecli.methods.sharing.plan import plan_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import summarize
-from prunecli.tensors import stream
 from tests.contracts.method_contract import made_of
-from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights, write_copy
+from tests.ffn_layouts import ffns_of, tiny, weights, write_copy
 from tests.reference import ffn as reference
 
 
@@ -34,27 +33,6 @@ def test_integers_are_not_merged():
     assert made_of(opened, FfnOptions(preset="Shared", init="last")).structure.shared
     with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
         summarize(opened, made_of(opened, FfnOptions(preset="Shared", init="mean")))
-
-
-# Which hidden units matter: norms against the reference, on the FFN that each initialisation makes.
-
-
-@pytest.mark.parametrize(
-    ("case", "init"), [("m2m_100", "mean"), ("t5-gated", "first"), ("gpt2", "mean"), ("llama", "concat")]
-)
-def test_norms(case, init, monkeypatch):
-    monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 100)
-    layout, source = LAYOUTS[case], tiny("source", case)
-    held, names = weights(source), tuple(layout.names)[:2]
-    read = ffns_of(held, case)
-    ffns = [read[name] for name in names]
-    merged = {"first": ffns[0], "mean": reference.mean(ffns), "concat": reference.concat(ffns)}[init]
-    expected = merged.worth
-    opened = open_model(source)
-    layers = {layer.name: layer for layer in opened.layout.ffns}
-    group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
-    found = group_norms(opened, layers, group)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
