@@ -1,6 +1,7 @@
 """One score for all axes, against masks that are tensors in the graph."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.measuring import gradient_scores, gradient_sums
-from prunecli.model.axes import Kind
+from prunecli.model.axes import Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
@@ -30,7 +31,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
-from tests.families.records import CASES
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.opening import load
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
@@ -38,14 +39,6 @@ from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 LINES = ("the hen then", "ten tins on it", "a hen")
 PAIR = ("eng_Latn", "fra_Latn")
 CPU = choose_devices("cpu")
-OUTPUTS = {
-    "llama": {"head": ".o_proj", "unit": ".down_proj"},
-    "gpt2": {"head": ".c_proj", "unit": ".c_proj"},
-    "gpt_neox": {"head": ".dense", "unit": ".dense_4h_to_h"},
-    "qwen3_moe": {"head": ".o_proj"},
-    "nllb-moe": {"head": ".out_proj", "unit": ".fc2"},
-}
-"""Model type -> kind -> name of the module that mixes the units, below that of their owner."""
 
 
 def made(case: str) -> Path:
@@ -71,7 +64,8 @@ def lines(texts: tuple[str, ...] = LINES, task: Any = "lm") -> Dataset:
 
 
 def pairs(texts: tuple[str, ...] = LINES) -> Dataset:
-    return Dataset("translation", ParallelText("val", dict.fromkeys(PAIR, texts)), (PAIR,))
+    sides = dict(zip(PAIR, (texts, texts[:1] * len(texts)), strict=True))
+    return Dataset("translation", ParallelText("val", sides), (PAIR,))
 
 
 def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any, *more: Any) -> dict[Kind, Scores]:
@@ -88,44 +82,49 @@ def loss_of(batch: Batch, run: Callable[..., Any]) -> torch.Tensor:
     return functional.cross_entropy(run(**batch.inputs).logits[0], batch.labels[0])
 
 
-@pytest.mark.parametrize("case", OUTPUTS)
-def test_scores_are_the_gradients_of_masks(case):
+@pytest.mark.parametrize("per", ["example", "token"])
+@pytest.mark.parametrize("case", [*own_layouts(FAMILIES), "gemma2", "gpt_neox", "qwen3_moe"])
+def test_scores_are_the_gradients_of_masks(case, per):
+    """Absolute values of examples or of their positions; squares of the latter for a language model's hidden units."""
     path, checkpoint, model = opened(case)
-    is_pair = case == "nllb-moe"
-    kinds = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
-    kinds += ["expert"] if "moe" in case else []
-    data = pairs() if is_pair else lines()
-    scores = score_units(checkpoint, InMemory(model), data, kinds)
-    assert {*scores} == {*kinds}
-    axes = {axis.name: axis for kind in kinds for axis in axes_of(checkpoint, kind)}
-    mixed = {name: axis for name, axis in axes.items() if axis.kind in OUTPUTS[case]}
-    by_token = {name for name, axis in mixed.items() if axis.kind == "unit" and not is_pair}
-    stacks = {}
-    for layer in checkpoint.layout.layers:
-        stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
-    down = ".fc2_weight" if is_pair else ".down_proj"
-    mixtures = [(name, axis.module) for name, axis in axes.items() if axis.kind == "expert"]
-    experts = {name: f"{module if is_pair else name}{down}" for name, module in mixtures}
-    total, tokens = {}, 0
+    task = CASES[case].task if case in CASES else "lm"
+    is_pair, is_lm, layout = task == "translation", task == "lm", checkpoint.layout
+    data = pairs() if is_pair else lines(task=task)
+    mixing = {axis_name(layer.name, "head"): layer.output for layer in layout.attentions}
+    mixing |= {axis_name(layer.name, "unit"): layer.output for layer in layout.ffns if not layer.is_sparse}
+    axes = {
+        kind: [axis for axis in axes_of(checkpoint, kind) if axis.name in mixing] for kind in ("head", "unit")
+    }
+    mixed, stacks, experts = [*axes["head"], *axes["unit"]], {}, {}
+    if per == "example":
+        axes["layer"] = axes_of(checkpoint, "layer")
+        for layer in layout.layers:
+            stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
+        axes["expert"] = axes_of(checkpoint, "expert") if "moe" in case else []
+        # The reference leaves out the bias of NLLB-MoE's experts.
+        experts = {axis.name: f"{axis.name}.down_proj" for axis in axes["expert"] if not is_pair}
+    axes = {kind: own for kind, own in axes.items() if own}
+    scores = gradient_scores(checkpoint, InMemory(model), data, axes, 1 if axes.get("expert") else 40, per)
+    assert {*scores} == {*axes}
+    total, count = defaultdict(float), defaultdict(int)
     for batch in batches_of(path, model, data):
-        length = batch.inputs["input_ids"].shape[1]
-        tokens += length
-        inputs = {
-            name: (
-                f"{axis.module}{OUTPUTS[case][axis.kind]}",
-                (length, len(axis.ids)) if name in by_token else (len(axis.ids),),
-            )
-            for name, axis in mixed.items()
-        }
+        inputs = {}
+        for axis in mixed:
+            side = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
+            positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
+            by_token = per == "token" or (is_lm and axis.kind == "unit")
+            inputs[axis.name] = mixing[axis.name], (positions if by_token else 1, axis.count)
         for name, own in mask_gradients(model, partial(loss_of, batch), inputs, stacks, experts).items():
-            values = own.square().sum(dim=0) if name in by_token else own.abs()
-            total[name] = total.get(name, 0) + values.numpy()
-    for kind in kinds:
-        for name, own in scores[kind].means().items():
-            if is_pair and kind == "expert":  # the reference leaves out the output's bias
+            values = own.square() if is_lm and name.endswith(".units") else own.abs()
+            rows = values.reshape(-1, own.shape[-1])
+            total[name] += rows.sum(dim=0).numpy()
+            count[name] += len(rows)
+    for found in scores.values():
+        for name, own in found.means().items():
+            assert np.any(own), name
+            if is_pair and name.endswith(".experts"):
                 continue
-            count = tokens if name in by_token else len(LINES)
-            np.testing.assert_allclose(own, total[name] / count, rtol=2e-3, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(own, total[name] / count[name], rtol=2e-3, atol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("shared_out", [False, True])
@@ -151,7 +150,7 @@ EVERY = ("head", "unit", "layer")
 @pytest.mark.parametrize(
     ("case", "kinds", "per"),
     [
-        *((case, EVERY, "example") for case in OUTPUTS),
+        *((case, EVERY, "example") for case in ("llama", "gpt2", "gpt_neox", "qwen3_moe", "nllb-moe")),
         *((case, EVERY, "token") for case in ("nllb-moe", "t5", "bert", "gemma2")),
         ("qwen3_moe", ("unit",), "example"),
     ],
