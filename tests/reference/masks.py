@@ -98,12 +98,12 @@ def expert_mask_squares(
 
 
 @contextmanager
-def without_head(weight: Tensor, heads: int, head: int, axis: int) -> Iterator[None]:
-    """Within the block the part of an output projection that belongs to one head is zero."""
+def masking(weight: Tensor, mask: Sequence[float], axis: int) -> Iterator[None]:
+    """Within the block the parts of an output projection that belong to heads are multiplied by their mask."""
     before = weight.detach().clone()
-    width = weight.shape[axis] // heads
     with torch.no_grad():
-        weight.narrow(axis, head * width, width).zero_()
+        for part, value in zip(weight.chunk(len(mask), axis), mask, strict=True):
+            part.mul_(value)
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.methods.experts.test_layerwise import PLENTY
 from tests.methods.test_measuring import lines
 from tests.opening import load
-from tests.reference.masks import mask_gradients, without_head
+from tests.reference.masks import mask_gradients, masking
 from tests.running.layerwise.running import no_room
 from tests.sentence_model import sentence_model
 from tests.tiny import tiny_nllb_moe
@@ -150,7 +150,8 @@ def test_the_cosine_without_each_head(embedding_subject):
     found, projections = subject.scores(metric="ablation"), output_projections(subject.model, subject.layers)
     for layer in subject.layers:
         for head in range(layer.count):
-            with without_head(projections[layer.name].weight, layer.count, head, 1):
+            mask = [float(other != head) for other in range(layer.count)]
+            with masking(projections[layer.name].weight, mask, 1):
                 assert found[layer.name][head] == pytest.approx(subject.cosine(), abs=1e-5)
 
 
@@ -159,11 +160,11 @@ def test_the_cosine_without_each_head(embedding_subject):
 DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=6)
 
 
-def zeroed(subject: Subject, mask: HeadMask) -> Any:
-    """The output projection's part of the one head that `mask` removes is zero within the block."""
+def zeroed(subject: Subject, mask: HeadMask) -> AbstractContextManager[None]:
+    """The output projection's parts of the heads that `mask` removes are zero within the block."""
     projection = output_projections(subject.model, subject.layers)[mask[0]]
     axis = 0 if type(projection).__name__ == "Conv1D" else 1
-    return without_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis)
+    return masking(projection.weight, mask[1], axis)
 
 
 def single_losses(subject: Subject) -> list[float]:
@@ -172,8 +173,12 @@ def single_losses(subject: Subject) -> list[float]:
         return [float(example_losses(subject.model, batch)[0]) for batch in singles]
 
 
-def test_losses_without_each_head(subject):
-    masks = masks_of(subject.layers, "ablation")
+@pytest.mark.parametrize(
+    ("method", "kept"), [("ablation", (1.0, 0.0, 1.0, 1.0)), ("all-but-one", (0.0, 1.0, 0.0, 0.0))]
+)
+def test_losses_without_each_head_or_the_others_of_its_layer(subject, method, kept):
+    masks = masks_of(subject.layers, method)
+    assert masks[5] == (subject.layers[1].name, kept)
     measurements = batch_measurements(subject.model, subject.batches(40), "loss")
     examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
     assert [index for _, index in examples] == [*range(len(LINES))]
@@ -219,20 +224,6 @@ def test_translations_without_each_head():
         for mask, texts in zip(masks, found, strict=True):
             with zeroed(subject, mask):
                 assert texts == whole(), mask[0]
-
-
-def test_only_one_head_of_a_layer():
-    subject = Subject("m", "bert")
-    masks = masks_of(subject.layers, "all-but-one")
-    assert len(masks) == 12
-    assert masks[5] == (subject.layers[1].name, (0.0, 1.0, 0.0, 0.0))
-    measurements = batch_measurements(subject.model, subject.batches(40), "loss")
-    found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
-    weight = output_projections(subject.model, subject.layers)[masks[5][0]].weight
-    with ExitStack() as others:
-        for head in (0, 2, 3):
-            others.enter_context(without_head(weight, 4, head, 1))
-        np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
 
 
 def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder():
