@@ -40,30 +40,9 @@ COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "deco
 
 TABLES = ("nllb-moe", "t5", "bert", "gpt2", "llama")
 """Cases whose tables of tokens are tied, stored or followed by a bias in different ways."""
-once_a_layout = pytest.mark.parametrize("case", TABLES)
-both_sides_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"),
-    [
-        *((case, "both") for case in TABLES),
-        *((case, side) for case in ("bart", "llama") for side in ("input", "output")),
-    ],
-)
-"""And one alone where the output is tied, and where it is not."""
-
-a_unit_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"), [*((case, "both") for case in TABLES), *((case, "input") for case in ("bart", "llama"))]
-)
-"""Those of them whose input has a unit."""
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return str(request.param)
-
-
-@pytest.fixture
-def family(case):
-    return CASES[case]
+WITH_UNIT = [*((case, "both") for case in TABLES), ("bart", "input"), ("llama", "input")]
+"""Cases and sides of which the input's has a unit; alone where the output is tied, and where it is not."""
+SIDES_OF = [*WITH_UNIT, ("bart", "output"), ("llama", "output")]
 
 
 @pytest.fixture
@@ -109,17 +88,17 @@ class TestFiles(Factorising, WrittenFiles):
     pass
 
 
-@once_a_layout
+@pytest.mark.parametrize("case", TABLES)
 @pytest.mark.parametrize("side", ["input", "output"])
-def test_computes_with_the_rows_that_it_stands_for(case, family, source, made, side):
+def test_computes_with_the_rows_that_it_stands_for(case, source, made, side):
     out = made(case, side=side)
     assert not torch.allclose(logits(out), logits(source), atol=1e-3)
     torch.testing.assert_close(
-        logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
+        logits(out), logits_of(replaced(load(source), CASES[case], out)), rtol=1e-4, atol=1e-5
     )
 
 
-@both_sides_of_every_layout
+@pytest.mark.parametrize(("case", "side"), SIDES_OF)
 def test_saves_what_it_was_made_of(case, made, side):
     out = made(case, side=side)
     model = load(out)
@@ -146,15 +125,15 @@ def test_saves_what_it_was_made_of(case, made, side):
     ],
     ids=str,
 )
-def test_variants_compute_with_the_rows_that_they_stand_for(family, source, options):
+def test_variants_compute_with_the_rows_that_they_stand_for(case, source, options):
     """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
     out = factorised(source, "out", side="both", **options)
-    expected = logits_of(replaced(load(source), family, out))
+    expected = logits_of(replaced(load(source), CASES[case], out))
     torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
     open_model(out).check()
 
 
-@a_unit_of_every_layout
+@pytest.mark.parametrize(("case", "side"), WITH_UNIT)
 def test_caching_changes_no_logits(case, made, source, side):
     out = made(case, side=side)
     later = cached(out, "later")
@@ -166,12 +145,12 @@ def test_caching_changes_no_logits(case, made, source, side):
         np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
 
 
-@once_a_layout
-def test_caching_the_input_alone_gives_a_stock_model(family, source):
+@pytest.mark.parametrize("case", TABLES)
+def test_caching_the_input_alone_gives_a_stock_model(case, source):
     out = factorised(source, "out", side="input", cache=True)
     found = config_of(out)
     assert found["prunecli"]["embedding"]["input"]["cached"]
-    if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
+    if not has_stock_cache(CASES[case]):  # its config cannot say that the output has a table of its own
         assert shim_classes(found)
         return
     assert found["model_type"] == config_of(source)["model_type"]
@@ -190,7 +169,7 @@ def test_a_row_of_zeros_stays_one():
     assert not weights(cached(out, "cached"))["model.shared.weight"][1].any()
 
 
-@both_sides_of_every_layout
+@pytest.mark.parametrize(("case", "side"), SIDES_OF)
 def test_tokens_are_cut_from_the_map_table(case, made, side):
     kept = [*range(5), *range(8, 40)]
     fewer = Selection({"tokens": kept}, files={"tokenizer.json": None})
