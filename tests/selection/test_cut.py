@@ -11,9 +11,9 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import resolve
-from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.tensors.stream import check_expressions
+from tests.contracts.method_contract import written
 from tests.reference.heads import kept_values
 from tests.tiny import VOCAB, tiny_nllb_moe
 
@@ -69,7 +69,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(data, checkpoint, uni
     assert len(reduced.outputs) == len(wanted)
 
 
-def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
+def test_kinds_at_once_are_kinds_one_after_another(model, units):
     """Byte for byte, in both orders: names of layers in a structure count those that are kept."""
     first = {f"{FFNS[1]}.experts": (1, 4, 6), f"{FFNS[2]}.experts": (0, 7)}
     first |= {f"{ATTENTIONS[3]}.heads": (0, 2), f"{ATTENTIONS[5]}.heads": ()}
@@ -83,9 +83,7 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
         return name
 
     def step(source, kept, name):
-        opened = open_model(source)
-        apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
-        return tmp_path / name
+        return written(source, Selection(kept, files=TOKENS), name)
 
     at_once = step(model, {**first, **layers, **tokens}, "at-once")
     units_first = step(step(step(model, first, "units"), tokens, "tokens"), layers, "units-layers")
