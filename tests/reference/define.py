@@ -41,9 +41,7 @@ def unit(
             values = np.stack(split(values), axis=2).reshape(values.shape)
         output = np.hstack([part @ block for part, block in zip(split(values), blocks, strict=True)]) + bias
         if reduce_weight is not None or number < len(layers) - 1:
-            output = output * ndtr(
-                output
-            )  # GELU: by the probability that a standard normal variable is below
+            output = output * ndtr(output)  # GELU
         if number and kind == "hgt-residual":
             output = output + values
         values = output
