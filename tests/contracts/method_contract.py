@@ -231,8 +231,8 @@ def made_of(source: Checkpoint, decide: Decide) -> Rewrite:
     return rewrite(source, plan(source, decide))
 
 
-def written(source: Path | str, decide: Decide, output: Path | str, **options: Any) -> Path:
-    opened = open_model(source)
+def written(source: Checkpoint | Path | str, decide: Decide, output: Path | str, **options: Any) -> Path:
+    opened = source if isinstance(source, Checkpoint) else open_model(source)
     apply(opened, made_of(opened, decide), output, **options)
     return Path(output)
 

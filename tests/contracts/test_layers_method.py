@@ -15,7 +15,6 @@ from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from tests.contracts.method_contract import (
@@ -134,7 +133,7 @@ def test_a_layer_that_knows_its_number_keeps_it():
     opened = open_model(source)
     with pytest.raises(UnsupportedModelError, match="depends on its number"):
         made_of(opened, LayerOptions(remove="0"))
-    apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), "out")
+    written(opened, LayerOptions(count=1, metric="last"), "out")
     model = load(source)
     with passed_by(model, ["transformer.h.2"]):
         assert_near(logits("out"), logits_of(model))

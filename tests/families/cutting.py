@@ -23,9 +23,8 @@ from prunecli.model.probe import UNSTATED, outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
-from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut
-from tests.contracts.method_contract import made_of
+from prunecli.selection.cut import Selection
+from tests.contracts.method_contract import written
 from tests.families import tiny
 from tests.reference.masks import passed_by
 from tests.selections import kept_experts
@@ -117,7 +116,7 @@ def apart(
         PruneError: prunecli refuses.
     """
     kept = kept_of(checkpoint, axes, layer, uneven=uneven)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+    written(checkpoint, Selection(kept, step={"command": "test"}), output)
     reduced, told = load_model(output, device="cpu"), {}
     if not uneven:
         reduced, told = type(model).from_pretrained(output, output_loading_info=True)
@@ -215,7 +214,7 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
         PruneError: prunecli refuses.
     """
     kept = some_experts(checkpoint)
-    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    written(checkpoint, kept_experts(kept), output)
     reduced, told = type(model).from_pretrained(output, output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     other = opened(model, checkpoint, stored(model))
@@ -243,7 +242,7 @@ def treated_apart(
     if treatment == "share":
         treated["init"] = "first"
     options = FfnOptions(dense_only=True, **treated) if part == "ffn" else AttentionOptions(**treated)
-    apply(checkpoint, made_of(checkpoint, options), output)
+    written(checkpoint, options, output)
     state = stored(model)
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     result = open_model(output)
