@@ -69,30 +69,24 @@ def expert_mask_squares(
     A mask xi multiplies one unit's activation for one token.
 
     Args:
-        loss: from the model to the loss of one example.
-        modules: names of modules with stacked `gate_up_proj` and `down_proj`.
+        loss: from the model to the loss of one example of several tokens.
+        modules: names of modules with a stacked `down_proj`, of a model whose implementation is "eager".
     """
     masks = []
-    with ExitStack() as undone:
+
+    def run(module: Any, given: tuple[Tensor, ...], _: Tensor) -> Tensor | None:
+        if len(given[0]) == 1:  # asked below
+            return None
+        mask = torch.ones(len(given[0]), *module.down_proj.shape[::2], requires_grad=True)
+        masks.append(mask)
+        found = []
+        for own, *token in zip(mask, *(rows.split(1) for rows in given), strict=True):
+            found.append(functional_call(module, {"down_proj": module.down_proj * own[:, None]}, (*token,)))
+        return torch.cat(found)
+
+    with ExitStack() as hooks:
         for name in modules:
-            module = model.get_submodule(name)
-
-            def run(rows: Tensor, chosen: Tensor, weights: Tensor, module: Any = module) -> Tensor:
-                width = module.down_proj.shape[-1]
-                mask = torch.ones(len(rows), module.num_experts, width, requires_grad=True)
-                masks.append(mask)
-                outputs = []
-                for token, row in enumerate(rows):
-                    output = torch.zeros_like(row)
-                    for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
-                        gate, up = (module.gate_up_proj[expert] @ row).chunk(2)
-                        hidden = module.act_fn(gate) * up * mask[token, expert]
-                        output = output + weight * (module.down_proj[expert] @ hidden)
-                    outputs.append(output)
-                return torch.stack(outputs)
-
-            module.forward = run
-            undone.callback(delattr, module, "forward")
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(run))
         found = torch.autograd.grad(loss(model), masks)
     return [own.square().sum(dim=0) for own in found]
 
