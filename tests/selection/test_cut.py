@@ -1,7 +1,9 @@
 """Which tensors a smaller checkpoint is made of, compared with what its structure asks for; nothing is written here."""
 
 from collections.abc import Collection
+from itertools import chain
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,6 @@ from prunecli.model.layout import resolve
 from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.tensors.stream import check_expressions
 from tests.contracts.method_contract import written
-from tests.reference.heads import kept_values
 from tests.tiny import VOCAB, tiny_nllb_moe
 
 FFNS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
@@ -106,13 +107,8 @@ def test_ranges_take_the_kept_units_of_every_block_and_the_tail(held, blocks, ta
     axis = list(range((sum(blocks) * held + tail) * width))
     carrier = Carrier(0, blocks, tail)
     ranges = carrier.ranges(places, len(axis), held)
-    wanted = [
-        value
-        for number, block in enumerate(blocks)
-        for start in [sum(blocks[:number]) * held * width]
-        for value in kept_values(axis[start : start + block * held * width], held, places)
-    ]
-    wanted += axis[len(axis) - tail * width :]
+    *parts, end = np.split(axis, np.cumsum(blocks) * held * width)
+    wanted = [*chain(*(part.reshape(held, -1)[places].flat for part in parts), end)]
     assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
     assert carrier.length(len(places), len(axis), held) == len(wanted)
 
