@@ -8,12 +8,12 @@ import torch
 
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny
-from tests.families.mixtures import EXPERTS, TINY
+from tests.families.mixtures import MIXTURES, values_of
 from tests.tiny import write_plain_tokenizer
 
 TAPPED = ("llama4_text", "switch_transformers")
 """The families whose experts are observed in ways of their own."""
-OBSERVED = tuple(name for name in TINY if name not in TAPPED)
+OBSERVED = tuple(name for name in MIXTURES if name not in TAPPED)
 """The families whose classes let their experts be run by a function of one's own."""
 
 
@@ -21,23 +21,18 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     """A model in float32, in evaluation mode: weights that tell tokens apart, biases of routers too.
 
     Args:
-        config: in place of what `TINY` says.
+        config: in place of what `values_of` says.
     """
     import transformers
 
-    if model_type in TINY:
-        made = transformers.CONFIG_MAPPING[model_type](**{**TINY[model_type], **config})
+    if model_type in MIXTURES:
+        made = transformers.CONFIG_MAPPING[model_type](**{**values_of(model_type), **config})
     else:
         made = tiny.tiny_config(model_type)
-    model = tiny.auto_class(model_type)(made).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if "bias" in name and tensor.shape[-1:] == (EXPERTS,):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.1)
-            elif tensor.dim() > 1 and tensor.is_floating_point() and "A_log" not in name:
-                scale = 1.0 if tensor.shape[:-1] == (EXPERTS,) else 0.05  # routers
-                tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale)
+    model = tiny.drawn(tiny.auto_class(model_type), made, seed)
+    for name, tensor in model.named_buffers():
+        if "bias" in name:  # of a router
+            tensor.copy_(torch.rand(tensor.shape) * 0.1)
     return model
 
 
@@ -55,12 +50,8 @@ def tiny_images_model() -> Any:
     widths = ("hidden_size", "projector_input_dim", "projector_output_dim", "vision_output_dim")
     images = {**dict.fromkeys(widths, 16), "image_size": 28, "patch_size": 14, "intermediate_size": 32}
     images |= {"num_attention_heads": 2, "num_hidden_layers": 1}
-    torch.manual_seed(3)
-    config = Llama4Config(text_config={**TINY["llama4_text"], "vocab_size": 80}, vision_config=images)
-    model = Llama4ForConditionalGeneration(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.2)  # its class leaves some as they lay in memory
+    config = Llama4Config(text_config={**values_of("llama4_text"), "vocab_size": 80}, vision_config=images)
+    model = tiny.drawn(Llama4ForConditionalGeneration, config)
     try:
         model(torch.ones(1, 1, dtype=torch.long))
     except AttributeError as error:

@@ -191,7 +191,7 @@ def compare_languages(options: CompareLanguages) -> None:
     the experts are that they select, and which are those of one alone.
     """
     from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
-    from prunecli.results.gates import merge, read_gates
+    from prunecli.results.gates import GateStatistics, read_gates
     from prunecli.text.plain import MIXED
 
     files = options.gates
@@ -199,7 +199,7 @@ def compare_languages(options: CompareLanguages) -> None:
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
+    statistics = GateStatistics.merged([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
         options = options.updated(output=Path("texts.json" if is_text else "languages.json"))

@@ -303,17 +303,16 @@ def measure_gradients(
     running: RunOptions,
     progress: Progress,
 ) -> dict[Kind, Scores]:
-    """Load the model of a checkpoint and score the units of each kind, see `gradient_fields`.
+    """Load the model of a checkpoint and score the units of each kind, see `gradient_scores`.
 
     Args:
         running: how the model runs; its batches are of one example.
     """
     runner, _ = runner_of(checkpoint, running, gradients=True)
-    fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
-    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
+    return gradient_scores(checkpoint, runner, data, axes, progress=progress)
 
 
-def gradient_fields(
+def gradient_scores(
     checkpoint: Checkpoint,
     runner: Runner,
     data: Dataset,
@@ -321,8 +320,8 @@ def gradient_fields(
     batch_tokens: int = 1,
     per: Per = "example",
     progress: Progress = silent,
-) -> dict[Kind, dict[str, Any]]:
-    """Fields of `Scores` for the units of each kind, see `gradient_sums`.
+) -> dict[Kind, Scores]:
+    """The scores of the units of each kind, see `gradient_sums`.
 
     Args:
         axes: kind -> its axes.
@@ -346,16 +345,17 @@ def gradient_fields(
     found = {}
     for kind, own in axes.items():
         by = "token" if fisher and kind == "unit" else per
-        found[kind] = {
-            "kind": kind,
-            "method": NORMS if kind == "channel" else GRADIENT,
-            "task": data.task,
-            "examples": examples,
-            "per": by,
-            "ids": {axis.name: axis.ids for axis in own},
-            "values": {axis.name: sums[axis.name].tolist() for axis in own},
-            "counts": {axis.name: examples if by == "example" else tokens(axis) for axis in own},
-        }
+        found[kind] = scores_of(
+            checkpoint,
+            kind=kind,
+            method=NORMS if kind == "channel" else GRADIENT,
+            task=data.task,
+            examples=examples,
+            per=by,
+            ids={axis.name: axis.ids for axis in own},
+            values={axis.name: sums[axis.name].tolist() for axis in own},
+            counts={axis.name: examples if by == "example" else tokens(axis) for axis in own},
+        )
     return found
 
 

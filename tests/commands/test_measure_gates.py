@@ -18,7 +18,6 @@ from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.metrics import METRICS
-from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
@@ -26,9 +25,9 @@ from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
-from prunecli.selection.cut import cut
 from prunecli.text.plain import MIXED
 from tests.commands.calls import both, call, content, names, refusals, refused
+from tests.contracts.method_contract import made_of
 from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import json_of, tiny_nllb_moe, write_files
@@ -126,7 +125,7 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     checkpoint = open_model("model")
     for metric in METRICS:
         chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
-        assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
+        assert made_of(checkpoint, chosen).outputs
     run("model --text prose.txt --memory 1GiB --force").says("is measured with the whole model in memory")
 
 

@@ -5,10 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
@@ -16,7 +14,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
@@ -26,9 +23,10 @@ from prunecli.model.probe import UNSTATED, outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
-from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut
+from prunecli.selection.cut import Selection
+from tests.contracts.method_contract import written
 from tests.families import tiny
+from tests.reference.masks import passed_by
 from tests.selections import kept_experts
 
 KINDS = ("layer", "unit", "head", "channel")
@@ -118,7 +116,7 @@ def apart(
         PruneError: prunecli refuses.
     """
     kept = kept_of(checkpoint, axes, layer, uneven=uneven)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+    written(checkpoint, Selection(kept, step={"command": "test"}), output)
     reduced, told = load_model(output, device="cpu"), {}
     if not uneven:
         reduced, told = type(model).from_pretrained(output, output_loading_info=True)
@@ -153,11 +151,10 @@ def apart(
                 norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
                 gone = sorted({*axis.ids}.difference(kept[axis.name]))
                 hooks.enter_context(fold_norms(norms, kept[axis.name], gone))
-        for name in skipped:
-            # The layers stay in their lists: many classes look up by position what else a layer is given.
-            other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
+        # The layers stay in their lists: many classes look up by position what else a layer is given.
+        hooks.enter_context(passed_by(other, skipped))
         expected = logits(other, rows)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def some_experts(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -217,7 +214,7 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
         PruneError: prunecli refuses.
     """
     kept = some_experts(checkpoint)
-    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
+    written(checkpoint, kept_experts(kept), output)
     reduced, told = type(model).from_pretrained(output, output_loading_info=True)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     other = opened(model, checkpoint, stored(model))
@@ -226,7 +223,7 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
     with without_experts(other, checkpoint, kept):
         expected = logits(other, rows)
     assert not torch.equal(whole, expected)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def treated_apart(
@@ -244,11 +241,8 @@ def treated_apart(
     treated = dict.fromkeys(sides, treatment)
     if treatment == "share":
         treated["init"] = "first"
-    if part == "ffn":
-        plan = plan_ffn(checkpoint, FfnOptions(dense_only=True, **treated))
-    else:
-        plan = plan_attention(checkpoint, AttentionOptions(**treated))
-    apply(checkpoint, rewrite_shared(checkpoint, plan), output)
+    options = FfnOptions(dense_only=True, **treated) if part == "ffn" else AttentionOptions(**treated)
+    written(checkpoint, options, output)
     state = stored(model)
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     result = open_model(output)
@@ -262,11 +256,10 @@ def treated_apart(
     if not shared and not removed:
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
-    for name in norms:  # those after the addition go with the part
-        other.get_submodule(module_name(other, name)).register_forward_hook(_hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
-    expected = logits(other, rows)
-    return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
+    with passed_by(other, [module_name(other, name) for name in norms]):  # those behind the addition go too
+        expected = logits(other, rows)
+    return difference(expected, logits(load_model(output, device="cpu"), rows))
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -320,14 +313,13 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
     return told
 
 
+def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest, over the spread of the first."""
+    return float((expected - found).abs().max() / expected.std())
+
+
 def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tensor:
     """`[rows, tokens, vocabulary]`, without a cache where the class has one."""
     cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
         return model(**rows, **cache).logits
-
-
-def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
-    hidden = args[0] if args else kwargs["hidden_states"]
-    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

@@ -1,160 +1,80 @@
 """Tiny configs of the mixture-of-experts language models, one for each family: as its stock class is made."""
 
-from collections.abc import Mapping
 from typing import Any
 
-EXPERTS, TOP_K = 8, 2
+import transformers
 
-_SIZES = {
+from tests.families import tiny
+
+EXPERTS = 8
+"""Experts of a layer, by the rules of `tiny`."""
+SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
     "moe_intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "num_experts_per_tok": TOP_K,
     "tie_word_embeddings": False,
 }
-_LATENT = {
-    "head_dim": 8,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
+_DEEPSEEK_V2 = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+_SWITCH = {"d_model": 32, "num_layers": 4, "num_decoder_layers": 4, "decoder_start_token_id": 0}
+CHANGES = {
+    "qwen3_moe": {"mlp_only_layers": [1]},
+    "minimax": {"head_dim": 16},
+    "glm4_moe": {"n_group": 2},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    "dots1": {"first_k_dense_replace": 1},
+    "deepseek_v2": {"first_k_dense_replace": 1, **_DEEPSEEK_V2},
+    "kimi_linear": {"num_expert_group": 2},
+    "flex_olmo": {"num_experts": EXPERTS},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "moe"]},
+    "switch_transformers": {**_SWITCH, "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2},
 }
-_NUMBER = {"num_experts": EXPERTS}
-_LOCAL = {"num_local_experts": EXPERTS}
-_ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "first_k_dense_replace": 1}
-_GROUPED = {"n_group": 2, "topk_group": 1}
-_UNGROUPED = {"n_group": 1, "topk_group": 1}
-_DELTA = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "shared_expert_intermediate_size": 24,
-    "layer_types": ["linear_attention", "full_attention", "full_attention"],
-}
+"""Model type -> what is neither by the rules of `tiny` nor of `SIZES`."""
+MIXTURES = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "deepseek_v3",
+    "dots1",
+    "solar_open",
+    "mimo_v2_flash",
+    "deepseek_v2",
+    "exaone_moe",
+    "minimax_m2",
+    "mixtral",
+    "minimax",
+    "phimoe",
+    "kimi_linear",
+    "olmoe",
+    "flex_olmo",
+    "cohere2_moe",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "ernie4_5_moe",
+    "hy_v3",
+    "afmoe",
+    "laguna",
+    "lfm2_moe",
+    "jamba",
+    "hunyuan_v1_moe",
+    "nemotron_h",
+    "llama4_text",
+    "switch_transformers",
+)
+"""Model types with a config of `values_of`."""
 
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "qwen3_moe": {**_SIZES, **_LOCAL, "mlp_only_layers": [1], "norm_topk_prob": True},
-    "qwen2_moe": {**_SIZES, **_NUMBER, "shared_expert_intermediate_size": 24},
-    "qwen3_next": {**_SIZES, **_NUMBER, **_DELTA},
-    "qwen3_5_moe_text": {**_SIZES, **_NUMBER, **_DELTA},
-    "glm4_moe": {**_SIZES, **_ROUTED, **_GROUPED},
-    "glm4_moe_lite": {**_SIZES, **_ROUTED, **_LATENT, **_UNGROUPED},
-    "glm_moe_dsa": {
-        **_SIZES,
-        **_ROUTED,
-        **_LATENT,
-        "n_group": 1,
-        "topk_group": 1,
-        "index_topk": 16,
-        "index_head_dim": 8,
-        "index_n_heads": 2,
-    },
-    "deepseek_v3": {**_SIZES, **_ROUTED, **_GROUPED, **_LATENT},
-    "dots1": {**_SIZES, **_ROUTED, **_UNGROUPED},
-    "solar_open": {**_SIZES, **_ROUTED, **_UNGROUPED},
-    "mimo_v2_flash": {**_SIZES, **_ROUTED, **_UNGROUPED},
-    "deepseek_v2": {
-        **_SIZES,
-        **_ROUTED,
-        **_LATENT,
-        "topk_method": "group_limited_greedy",
-        "n_group": 4,
-        "topk_group": 2,
-    },
-    "exaone_moe": {**_SIZES, **_NUMBER, **_UNGROUPED, "num_shared_experts": 1},
-    "minimax_m2": {**_SIZES, **_LOCAL},
-    "mixtral": {**_SIZES, **_LOCAL},
-    "minimax": {**_SIZES, **_LOCAL},
-    "phimoe": {**_SIZES, **_LOCAL},
-    "kimi_linear": {
-        **_SIZES,
-        **_NUMBER,
-        **_LATENT,
-        "num_experts_per_token": TOP_K,
-        "layer_types": ["linear_attention", "full_attention", "full_attention"],
-        "num_expert_group": 2,
-        "topk_group": 1,
-        "linear_head_dim": 8,
-        "linear_num_heads": 4,
-    },
-    "olmoe": {**_SIZES, **_NUMBER, "head_dim": 8},
-    "flex_olmo": {**_SIZES, **_NUMBER},
-    "cohere2_moe": {**_SIZES, **_NUMBER},
-    "gpt_oss": {**_SIZES, **_LOCAL},
-    "granitemoe": {**_SIZES, **_LOCAL},
-    "granitemoeshared": {**_SIZES, **_LOCAL, "shared_intermediate_size": 24},
-    "granitemoehybrid": {
-        **_SIZES,
-        **_LOCAL,
-        "shared_intermediate_size": 24,
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
-        "mamba_expand": 2,
-        "mamba_d_state": 8,
-        "layer_types": ["mamba", "attention", "mamba"],
-    },
-    "ernie4_5_moe": {**_SIZES, "moe_num_experts": EXPERTS, "moe_k": TOP_K, "moe_num_shared_experts": 1},
-    "hy_v3": {**_SIZES, **_NUMBER},
-    "afmoe": {**_SIZES, **_NUMBER},
-    "laguna": {**_SIZES, **_NUMBER},
-    "lfm2_moe": {
-        **_SIZES,
-        **_NUMBER,
-        "num_dense_layers": 1,
-        "layer_types": ["conv", "full_attention", "conv"],
-    },
-    "jamba": {
-        **_SIZES,
-        **_NUMBER,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "mamba_d_state": 8,
-        "use_mamba_kernels": False,
-    },
-    "hunyuan_v1_moe": {**_SIZES, **_NUMBER, "moe_topk": TOP_K},
-    "nemotron_h": {
-        **_SIZES,
-        **_ROUTED,
-        "n_group": 1,
-        "topk_group": 1,
-        "layers_block_type": ["mamba", "moe", "attention", "moe"],
-        "num_hidden_layers": 4,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 16,
-        "ssm_state_size": 8,
-        "n_groups": 2,
-        "moe_shared_expert_intermediate_size": 24,
-    },
-    "llama4_text": {**_SIZES, **_LOCAL, "num_experts_per_tok": 1, "intermediate_size_mlp": 48},
-    "switch_transformers": {
-        "vocab_size": 64,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 48,
-        "num_layers": 4,
-        "num_decoder_layers": 4,
-        "num_sparse_encoder_layers": 2,
-        "num_sparse_decoder_layers": 2,
-        "num_heads": 4,
-        "num_experts": EXPERTS,
-        "expert_capacity": 64,
-        "pad_token_id": 0,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 0,
-    },
-}
-"""Model type -> what differs from transformers' defaults."""
+
+def values_of(model_type: str) -> dict[str, Any]:
+    """The values of a tiny config."""
+    rules = tiny.values_of(transformers.CONFIG_MAPPING[model_type])
+    return {**rules, **tiny.OVERRIDES.get(model_type, {}), **SIZES, **CHANGES.get(model_type, {})}

@@ -24,15 +24,16 @@ from prunecli.model.probe import layer_keys
 from prunecli.model.skeleton import Skeleton
 from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
-from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
 from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import task_of
 from tests.commands.calls import done
+from tests.contracts.method_contract import written
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 from tests.families.__main__ import NAMES, PAGE
 from tests.opening import load
+from tests.reference.masks import passed_by
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
@@ -163,7 +164,7 @@ def test_layers_that_cannot_share_or_be_dropped(treatment, model_type, part, sai
 def test_every_class_opens_a_result(model_type, opened):
     model, checkpoint = opened(model_type)
     axis, *_ = axes_of(checkpoint, "head")
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    written(checkpoint, Selection({axis.name: axis.ids[1:]}), "out")
     opened_by = config_of("out")["auto_map"]
     assert {"AutoModel"} < {*opened_by}
     rows = tiny.inputs(model)
@@ -310,7 +311,7 @@ def test_the_class_of_a_result_opens_where_no_auto_class_names_it():
     checkpoint = open_model("model")
     axes = cutting.axes_found(checkpoint)["head"]
     kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    written(checkpoint, Selection(kept, step={"command": "test"}), "out")
     assert task_of(checkpoint) == "embedding"
     opened = transformers.AutoModel.from_pretrained("out", trust_remote_code=True)
     assert type(opened).__name__ == "T5EncoderModel"
@@ -360,7 +361,7 @@ def test_tensors_of_another_class_than_is_named(stored, named):
     assert "embeddings.position_ids" not in checkpoint.tensors
     kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
     assert axes
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    written(checkpoint, Selection(kept, step={"command": "test"}), "out")
     reduced = transformers.AutoModel.from_pretrained("out").eval()
     whole = transformers.AutoModel.from_pretrained("model").eval()
     layers = [
@@ -368,9 +369,8 @@ def test_tensors_of_another_class_than_is_named(stored, named):
         for name, module in whole.named_modules()
         if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
     ]
-    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting._hand_on, with_kwargs=True)
     rows = tiny.inputs(whole)
-    with torch.no_grad():
+    with torch.no_grad(), passed_by(whole, [f"{layers[0]}.1"]):
         assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)
     load("out")
 
@@ -465,7 +465,7 @@ def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
         found = cutting.axes_found(checkpoint)
         axes = [axis for kind in kinds for axis in found[kind]]
         kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
-        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+        written(checkpoint, Selection(kept, step={"command": "test"}), output)
     load("twice")
 
 
@@ -642,7 +642,7 @@ def test_a_pattern_that_the_class_no_longer_reads_follows():
     change_config(model, "layers_block_type", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     checkpoint = open_model(model)
     (axis,) = axes_of(checkpoint, "layer")
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    written(checkpoint, Selection({axis.name: axis.ids[1:]}), "out")
     config = config_of("out")
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1

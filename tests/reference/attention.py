@@ -1,10 +1,8 @@
-"""Attentions of tiny models, restated by hand: their names, merging, and what a model without them computes."""
+"""Attentions of tiny models, restated by hand: their names, and merging."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -72,32 +70,11 @@ def own_tensors(tensors: Iterable[str], layer: str, attention: AttentionNames) -
 
 
 def shared(
-    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames, init: str
+    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames
 ) -> dict[str, np.ndarray]:
-    """The tensors of the attentions of `layers`, each of which becomes the mean, the first or the last of them."""
+    """The tensors of the attentions of `layers`, each of which becomes their mean."""
     found = {}
     for name in own_tensors(tensors, layers[0], attention):
-        alike = [tensors[f"{layer}.{name}"].astype(np.float64) for layer in layers]
-        merged = {"mean": sum(alike) / len(alike), "first": alike[0], "last": alike[-1]}[init]
-        found |= {f"{layer}.{name}": merged.astype(np.float32) for layer in layers}
+        mean = np.mean([tensors[f"{layer}.{name}"] for layer in layers], axis=0, dtype=np.float64)
+        found |= {f"{layer}.{name}": mean.astype(np.float32) for layer in layers}
     return found
-
-
-@contextmanager
-def without(
-    model: Any, layers: Sequence[str], attention: AttentionNames, *, post_norm: bool
-) -> Iterator[None]:
-    """Within the block h + Att(LN(h)) and LN(h + Att(h)) become h in these layers."""
-    import torch
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            output = model.get_submodule(f"{layer}.{attention.output}")
-            silent = output.register_forward_hook(lambda _module, _inputs, result: torch.zeros_like(result))
-            hooks.callback(silent.remove)
-            for norm in attention.norms if post_norm else ():
-                given = model.get_submodule(f"{layer}.{norm}").register_forward_hook(
-                    lambda _module, inputs, _result: inputs[0]
-                )
-                hooks.callback(given.remove)
-        yield

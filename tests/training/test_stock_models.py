@@ -21,7 +21,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.state import Start
 from tests.commands.calls import done
 from tests.families import tiny, tiny_family
-from tests.families.mixtures import TINY
+from tests.families.mixtures import values_of
 from tests.opening import load
 from tests.stock_mixtures import save_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
@@ -139,7 +139,7 @@ def test_a_model_of_text_and_images_learns_from_text():
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
     tokens = dict(zip(("image", "video", "vision_start", "vision_end"), range(60, 64), strict=True))
     config = transformers.CONFIG_MAPPING["qwen3_5_moe"](
-        text_config={**TINY["qwen3_5_moe_text"], **SPECIALS},
+        text_config={**values_of("qwen3_5_moe_text"), **SPECIALS},
         vision_config={**vision, "num_position_embeddings": 16},
         **{f"{name}_token_id": number for name, number in tokens.items()},
     )

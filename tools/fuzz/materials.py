@@ -8,8 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.families import ENCODERS, MODEL_TYPES, tiny_family
-from tests.families.mixtures import TINY
+from tests.families import ENCODERS, MODEL_TYPES, mixtures, tiny_family
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.sentence_model import sentence_model
@@ -121,7 +120,7 @@ QUANTISED = {
     "mxfp4": "gpt_oss",
 }
 """Scheme -> type of a mixture whose experts are quantised so."""
-MIXTURES = {name: f"mixture-{name}" for name in TINY}
+MIXTURES = {name: f"mixture-{name}" for name in mixtures.MIXTURES}
 """Type of a mixture -> its folder."""
 
 
@@ -171,9 +170,7 @@ def _mixture(directory: Path, model_type: str) -> None:
     """A tiny mixture whose widths any scheme can group, with a tokenizer and a chat template."""
     directory.mkdir()
     sizes = {"intermediate_size": 32, "moe_intermediate_size": 32}
-    config = TINY[model_type]
-    wide = {name: size for name, size in sizes.items() if name in config}
-    tiny_mixture(model_type, **wide).save_pretrained(directory)
+    tiny_mixture(model_type, **sizes).save_pretrained(directory)
     if model_type == "switch_transformers":
         write_sentinels(directory)
     else:
