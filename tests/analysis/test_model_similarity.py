@@ -3,8 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,15 +13,12 @@ import pytest
 import torch
 
 from prunecli.analysis.model_similarity import (
-    Comparison,
     Component,
     Features,
     compare,
     components,
     portions_of,
-    random_label,
     represent,
-    similarity_of,
 )
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.options import SimilarityOptions
@@ -62,36 +58,34 @@ def models(shared_path):
     return shared_path
 
 
-def compared(models: Path, *names: str) -> dict[str, Comparison]:
+def compared(models: Path, *names: str, **options: Any) -> Similarity:
     opened = {name: open_model(models / name) for name in names}
-    return compare(opened, portions_of(TEXT, PAIRS), OPTIONS)
+    return compare(opened, portions_of(TEXT, PAIRS), OPTIONS.updated(**options))[0]
 
 
-def result(
-    comparison: Comparison, benchmarks: Sequence[Comparison] = (), randoms: Sequence[Comparison] = ()
-) -> Similarity:
-    about = {"format": Similarity.FORMAT, "checkpoints": ["first", "second"]}
-    return similarity_of(comparison, benchmarks, randoms, **about)
-
-
-def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[str, Any]]:
+def rows_of(found: Similarity, side: str) -> list[dict[str, Any]]:
     """Rows of one side's components."""
-    names = {component.name for component in comparison.components[0] if component.side == side}
-    return [row for row in found.corresponding or [] if row["first"] in names]
+    return [row for row in found.corresponding or [] if f".{side}." in row["first"]]
+
+
+def assert_means(found: Similarity, models: Path, kind: str, *others: str) -> None:
+    """Each row of `kind` is the mean of what comparisons of the first model with the others have."""
+    places = {component.name: place for place, component in enumerate(found.components["first"])}
+    matrices = [compared(models, "one", name).matrices for name in others]
+    for row, measure in product(found.corresponding or [], ("cka", "lns")):
+        place = places[row["first"]]
+        values = [own[measure]["between"][place][place] for own in matrices]
+        assert row[f"{measure}_{kind}"] == pytest.approx(np.mean(values), abs=2e-6)
 
 
 def test_normalised_by_benchmarks(models):
     found = compared(models, "one", "less", "two", "three")
-    made = result(found["less"], [found["two"], found["three"]])
-    places = {component.name: place for place, component in enumerate(found["less"].components[0])}
-    for row in made.corresponding or []:
-        place = places[row["first"]]
-        both = [found[name].part("between", "cka")[place, place] for name in ("two", "three")]
-        assert row["cka_benchmark"] == pytest.approx(sum(both) / 2, abs=1e-6)
-        assert row["cka_normalised"] == pytest.approx(200 * row["cka"] / sum(both), abs=1e-2)
-    decoder = rows_of(found["less"], made, "decoder")
+    assert_means(found, models, "benchmark", "two", "three")
+    for row in found.corresponding or []:
+        assert row["cka_normalised"] == pytest.approx(100 * row["cka"] / row["cka_benchmark"], abs=1e-2)
+    decoder = rows_of(found, "decoder")
     assert len(decoder) == 4  # its two FFNs are in neither mean
-    mean = made.mean["decoder"]
+    mean = found.mean["decoder"]
     values = [row["cka"] for row in decoder]
     assert mean["cka"] == pytest.approx(sum(values) / 4, abs=1e-6)
     whole = sum(row["cka_benchmark"] for row in decoder)
@@ -100,28 +94,18 @@ def test_normalised_by_benchmarks(models):
 
 def test_random_weights_are_the_lower_bound(models):
     """The mean over seeds of what a checkpoint of the same random weights gives."""
-    first = open_model(models / "one")
-    random = [random_model(first, seed) for seed in (0, 1)]
-    for seed, model in enumerate(random):
+    for seed in (0, 1):
+        model = random_model(open_model(models / "one"), seed)
         shutil.copytree(models / "one", models / f"random-{seed}")
         model.save_pretrained(models / f"random-{seed}")
-    stored = compared(models, "one", "less", "random-0", "random-1")
-    opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(opened, portions_of(TEXT, PAIRS), OPTIONS.updated(random_baseline=2))
-    assert list(drawn) == ["less", random_label(0), random_label(1)]
-    for seed in (0, 1):
-        for measure in ("cka", "lns"):
-            expected = stored[f"random-{seed}"].part("between", measure)
-            np.testing.assert_allclose(
-                drawn[random_label(seed)].part("between", measure), expected, rtol=1e-9
-            )
-    made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
-    decoder = [row["cka_random"] for row in rows_of(drawn["less"], made, "decoder")]
-    assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
+    found = compared(models, "one", "less", random_baseline=2)
+    assert_means(found, models, "random", "random-0", "random-1")
+    decoder = [row["cka_random"] for row in rows_of(found, "decoder")]
+    assert found.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
 
 def test_successive_components_of_one_model(models):
-    found = result(compared(models, "one")["one"])
+    found = compared(models, "one")
     known = {component.name: component for component in found.components["first"]}
     pairs = [(known[row["first"]], known[row["second"]]) for row in found.successive or []]
     encoder = [f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")]
@@ -137,19 +121,18 @@ def test_constant_components_have_no_value(models):
     tensors = weights(models / "one")
     tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
     write_copy(models / "one", models / "bias", tensors)
-    found = compared(models, "one", "bias")["bias"]
-    made = result(found)
-    assert [made.left_out[name]["constant"] for name in ("first", "second")] == [
+    found = compared(models, "one", "bias")
+    assert [found.left_out[name]["constant"] for name in ("first", "second")] == [
         [],
         ["model.encoder.layers.1.ffn"],
     ]
-    assert [row["second"] for row in made.corresponding or [] if row["lns"] is None] == [
+    assert [row["second"] for row in found.corresponding or [] if row["lns"] is None] == [
         "model.encoder.layers.1.ffn"
     ]
-    known = [row["cka"] for row in rows_of(found, made, "encoder") if row["cka"] is not None]
+    known = [row["cka"] for row in rows_of(found, "encoder") if row["cka"] is not None]
     assert len(known) == 5
-    assert made.mean["encoder"]["cka"] == pytest.approx(sum(known) / 5, abs=1e-6)
-    assert None in made.matrices["cka"]["between"][0]
+    assert found.mean["encoder"]["cka"] == pytest.approx(sum(known) / 5, abs=1e-6)
+    assert None in found.matrices["cka"]["between"][0]
 
 
 def test_one_stack_reads_plain_text():
@@ -158,10 +141,10 @@ def test_one_stack_reads_plain_text():
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
     }
     portions = portions_of(PlainText((Path("text.txt"),), LINES))
-    found = compare(opened, portions, OPTIONS)["gpt2"]
-    assert found.part("between", "lns").shape == (6, 6)
-    assert result(found).corresponding == []  # an encoder and a decoder
-    assert result(found).mean == {}
+    found, _ = compare(opened, portions, OPTIONS)
+    assert np.shape(found.matrices["lns"]["between"]) == (6, 6)
+    assert found.corresponding == []  # an encoder and a decoder
+    assert found.mean == {}
 
 
 def test_too_few_sentences_are_refused():
