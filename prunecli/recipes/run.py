@@ -235,5 +235,4 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
         inputs=(*outputs, *dict.fromkeys(originals)),
         models=tuple(dict.fromkeys(models)),
         outputs=(page,),
-        accepts=frozenset({"force", "quiet"}),
     )
