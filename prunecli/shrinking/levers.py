@@ -296,20 +296,17 @@ class Levers:
         if (name, metric) not in self._measured:
             key = f"scores {name} {metric}"
             kind = GateStatistics if metric == GATES else Scores
-            if key in self.store.records:
-                self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
-            else:
-                found: dict[tuple[str, str], Any]
+            if key not in self.store.records:
                 if metric in (GRADIENT, NORMS):  # of all levers in one pass
                     scored = measure_gradients(
                         self.checkpoint, self.data, self._scored, self.options, self.progress
                     )
-                    found = {(f"{kind}s", scores.method): scores for kind, scores in scored.items()}
+                    found = {f"scores {part}s {own.method}": own for part, own in scored.items()}
                 else:
-                    found = {(name, metric): self._measure(metric)}
-                self._measured |= found
-                for (own, by), scores in found.items():
-                    self.store.put(f"scores {own} {by}", scores.to_json())
+                    found = {key: self._measure(metric)}
+                for label, scores in found.items():
+                    self.store.put(label, scores.to_json())
+            self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
         return self._measured[name, metric]
 
     def _measure(self, metric: str) -> Any:
