@@ -17,7 +17,7 @@ from prunecli.modules import fitting
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.encoding import length_limit
 from prunecli.tensors.transaction import partial_path
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, language_id, load_tokenizer
 from tests.opening import load
@@ -50,7 +50,7 @@ def good_and_bad(monkeypatch):
         calls.append((model, pair))
         wrong = model == "pruned" and pair[1] == "fra_Latn"
         right = TEXT.sentences[pair[1]]
-        return [Translation("x" * 200 if wrong else right[i], not wrong) for i in range(len(sentences))]
+        return [Translation("x" * 200 if wrong else right[i % 3], not wrong) for i in range(len(sentences))]
 
     monkeypatch.setattr(module, "load_for_decoding", load_model)
     monkeypatch.setattr(module, "translate", translate)
@@ -95,13 +95,10 @@ def test_scores_means_and_significance(checkpoints, good_and_bad):
     ("most", "sentences", "pairs"),
     [(2 * 2 * 80, 80, 2), (2 * 2 * 60 - 1, 59, 2), (2 * 30, 30, 1), (1, 30, 1)],
 )
-def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch, most, sentences, pairs):
+def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, most, sentences, pairs):
     text = ParallelText("test", {name: lines * 27 for name, lines in TEXT.sentences.items()}).first(80)
-    monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
-    monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
-    monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
     options, said = OPTIONS.updated(most_translations=most, samples=0), []
-    made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
+    made = evaluate(checkpoints, replace(DATA, text=text), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
     assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
