@@ -84,19 +84,20 @@ def step(command: str = "prune-experts", *, gates: str | None = "1" * 64, **argu
     return made if gates is None else {**made, "statistics": {"file": "gates.json", "sha256": gates}}
 
 
-def called(*histories: list[dict[str, Any]]) -> list[str]:
-    return names([setting(history) for history in histories])
+def called(*histories: Any) -> list[str]:
+    """Names of histories; a step alone is one too."""
+    return names([setting(own if isinstance(own, list) else [own]) for own in histories])
 
 
 @pytest.mark.parametrize(
     ("histories", "wanted"),
     [
-        ([[step(balance="1:1")], [step(balance="3:1")]], ["balance 1:1", "balance 3:1"]),
+        ([step(balance="1:1"), step(balance="3:1")], ["balance 1:1", "balance 3:1"]),
         (
             [
-                [step(metric="importance", granularity="language", source=["a"], target=["b"])],
-                [step(metric="importance", granularity="global")],
-                [step(metric="random", seed=0, gates=None)],
+                step(metric="importance", granularity="language", source=["a"], target=["b"]),
+                step(metric="importance", granularity="global"),
+                step(metric="random", seed=0, gates=None),
             ],
             [
                 "metric importance, granularity language",
@@ -105,34 +106,34 @@ def called(*histories: list[dict[str, Any]]) -> list[str]:
             ],
         ),
         (
-            [[step(gates="1" * 64)], [step(gates="2" * 64)]],
+            [step(gates="1" * 64), step(gates="2" * 64)],
             ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
         ),
-        ([[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]], ["seed 0", "seed 1"]),
-        ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
-        ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
-        ([[step(ratio=0.5, keep=128)], [step(ratio=0.8, keep=51)]], ["", ""]),  # amounts are one line
-        ([[step(fit_bytes=5, ratio=0.1)], [step(ratio=0.3)]], ["", ""]),
-        ([[step(experts_per_layer={"encoder": 36, "decoder": 12})], [step(ratio=0.8)]], ["", ""]),
+        ([step(gates="1" * 64, seed=0), step(gates="2" * 64, seed=1)], ["seed 0", "seed 1"]),
+        ([step(min_per_layer=4), step()], ["min per layer 4", "no min per layer"]),
+        ([[step(), step(ratio=0.5)], step(ratio=0.9)], ["", ""]),
+        ([step(ratio=0.5, keep=128), step(ratio=0.8, keep=51)], ["", ""]),  # amounts are one line
+        ([step(fit_bytes=5, ratio=0.1), step(ratio=0.3)], ["", ""]),
+        ([step(experts_per_layer={"encoder": 36, "decoder": 12}), step(ratio=0.8)], ["", ""]),
         (
-            [[step(), step(gates="2" * 64)], [step()]],
+            [[step(), step(gates="2" * 64)], step()],
             ["statistics of each step", "statistics gates.json (11111111)"],
         ),
-        ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
-        ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
+        ([step(), [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
+        ([step(), step(), step(dtype="float16")], ["no dtype", "no dtype", "dtype float16"]),
         (
             [
-                [step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})]
+                step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})
                 for name in ("a", "b")
             ],
             ["text a (aaaaaaaa)", "text b (bbbbbbbb)"],
         ),
         (
-            [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
+            [step("prune-layers", removed={"decoder": [number]}) for number in (3, 5)],
             ['removed {"decoder": [3]}', 'removed {"decoder": [5]}'],
         ),
         (
-            [[step("prune-layers", encoder=1)], [step("prune-layers", decoder=2, removed={"decoder": [1]})]],
+            [step("prune-layers", encoder=1), step("prune-layers", decoder=2, removed={"decoder": [1]})],
             ["side encoder", "side decoder"],
         ),
         (
@@ -148,8 +149,8 @@ def test_lines_are_named_by_what_differs(histories, wanted):
 def test_origins_are_told_apart_by_name_and_by_fingerprint():
     other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
     same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
-    assert called([step()], [other]) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
-    assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
+    assert called(step(), other) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
+    assert called(step(), same) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
     stock = setting([], "stock (c)")
     assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
 
