@@ -317,13 +317,15 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
     ]
     if found:
         return found
-    own = []
-    for entry in data.checkpoints:
-        size = entry.checkpoint.structure.original_size
-        if size is not None:
-            timed = _timed(data, entry.name, entry.fingerprint)
-            smaller = 1 - entry.inventory.total.parameters / size[0]
-            own.append(Finding(entry.name, smaller, speedup=_speedup(timed)))
+    own = [
+        Finding(
+            entry.name,
+            1 - entry.inventory.total.parameters / size[0],
+            speedup=_speedup(_timed(data, entry.name, entry.fingerprint)),
+        )
+        for entry in data.checkpoints
+        if (size := entry.checkpoint.structure.original_size) is not None
+    ]
     return [("against the originals", own)] if own else []
 
 
