@@ -68,11 +68,12 @@ class TranslationTask(Task):
         if options.groups is not None:
             self.groups = groups_of(chain(*data.pairs), read_groups(options.groups), options.groups)
         with self.process_group.in_step():
-            for _, _, path in self._hypothesis_paths() if self.process_group.is_main else ():
-                if path.exists():  # missing directories will be made
-                    refuse_unwritable(path, force=self.force)
-        if options.comet is not None and self.process_group.is_main:
-            require_comet()
+            if self.process_group.is_main:
+                for _, _, path in self._hypothesis_paths():
+                    if path.exists():  # missing directories will be made
+                        refuse_unwritable(path, force=self.force)
+                if options.comet is not None:
+                    require_comet()
         spm = spm_file(options.spm)
         if spm is None:
             self.say(SPM_MISSING)
@@ -343,13 +344,13 @@ def evaluate(
         if task != "translation" and processes.world_size() > 1:
             raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
         data = choice.read(task, say)
-        kept = data.pairs
         if task == "translation" and choice.pairs is None:
-            kept = pruned_pairs(directories, kept)
-        if kept != data.pairs:
-            say(
-                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
-            )
+            kept = pruned_pairs(directories, data.pairs)
+            if kept != data.pairs:
+                say(
+                    f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints "
+                    "(`pairs` takes others)."
+                )
             data = replace(data, pairs=kept)
     if task == "translation" and options.most_translations is not None:
         data = _at_most(options.most_translations, len(paths), data, say)
