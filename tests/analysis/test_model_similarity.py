@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,11 @@ from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
-from prunecli.text.tokens import encode, load_tokenizer
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed, write_copy
 from tests.opening import load
-from tests.reference import similarity as reference
 
 WORDS = ("the", "hen", "hat", "no", "tin", "inn", "in", "on", "ten", "a")
 LINES = tuple(f"{WORDS[n % 10]} {WORDS[n * 7 % 9]} {WORDS[n // 3 % 10]}" for n in range(24))
@@ -68,7 +68,7 @@ def rows_of(found: Similarity, side: str) -> list[dict[str, Any]]:
     return [row for row in found.corresponding or [] if f".{side}." in row["first"]]
 
 
-def assert_means(found: Similarity, models: Path, kind: str, *others: str) -> None:
+def assert_bound(found: Similarity, models: Path, kind: str, *others: str) -> None:
     """Each row of `kind` is the mean of what comparisons of the first model with the others have."""
     places = {component.name: place for place, component in enumerate(found.components["first"])}
     matrices = [compared(models, "one", name).matrices for name in others]
@@ -80,7 +80,7 @@ def assert_means(found: Similarity, models: Path, kind: str, *others: str) -> No
 
 def test_normalised_by_benchmarks(models):
     found = compared(models, "one", "less", "two", "three")
-    assert_means(found, models, "benchmark", "two", "three")
+    assert_bound(found, models, "benchmark", "two", "three")
     for row in found.corresponding or []:
         assert row["cka_normalised"] == pytest.approx(100 * row["cka"] / row["cka_benchmark"], abs=1e-2)
     decoder = rows_of(found, "decoder")
@@ -99,7 +99,7 @@ def test_random_weights_are_the_lower_bound(models):
         shutil.copytree(models / "one", models / f"random-{seed}")
         model.save_pretrained(models / f"random-{seed}")
     found = compared(models, "one", "less", random_baseline=2)
-    assert_means(found, models, "random", "random-0", "random-1")
+    assert_bound(found, models, "random", "random-0", "random-1")
     decoder = [row["cka_random"] for row in rows_of(found, "decoder")]
     assert found.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
@@ -164,29 +164,20 @@ class Subject:
         self.case = case
         self.components = tuple(components(open_model(path)))
         self.model = load(path)
-        self.tokenizer = load_tokenizer(path)
-
-    def represent(self, batch_tokens: int = 40) -> dict[Component, Features]:
-        if CASES[self.case].task != "translation":
-            batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
+        tokenizer = load_tokenizer(path)
+        if CASES[case].task != "translation":
+            self.examples = text_examples(tokenizer, self.model, SOURCES)
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
-            batches = translation_examples(self.tokenizer, self.model, text, [PAIR]).batches(batch_tokens)
-        return represent(InMemory(self.model), self.components, batches)
+            self.examples = translation_examples(tokenizer, self.model, text, [PAIR])
 
-    def alone(self, sentence: int) -> dict[str, torch.Tensor]:
-        """The inputs of one sentence without any padding."""
-        if CASES[self.case].task != "translation":
-            return {"input_ids": torch.tensor([self.tokenizer(SOURCES[sentence])["input_ids"]])}
-        source = encode(self.tokenizer, [SOURCES[sentence]], PAIR[0])
-        target = encode(self.tokenizer, [TARGETS[sentence]], PAIR[1], as_target=True)
-        return {"input_ids": torch.tensor(source), "labels": torch.tensor(target)}
+    def represent(self) -> dict[Component, Features]:
+        return represent(InMemory(self.model), self.components, self.examples.batches(40))
 
 
-def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
-    """Component -> `[tokens, width]`: what the residual stream gains between one norm and the next."""
-    seen = []
-    model, handles = subject.model, []
+def added(subject: Subject, sentence: int) -> dict[str, torch.Tensor]:
+    """Component -> `[width]`: what the residual stream gains from one norm to the next, the mean over the tokens."""
+    model, handles, stream = subject.model, [], {}
     for block in dict.fromkeys(component.block for component in subject.components):
         for suffix in ("", *(f".{norm}" for norm in CASES[subject.case].norms)):
             try:
@@ -197,16 +188,13 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
             def keep(_module: Any, inputs: Any, output: Any, name: str = block + suffix) -> None:
                 rows = output[0] if isinstance(output, tuple) else output
                 # OPT's FFN has no axis of sentences.
-                seen.append((name, *(x.reshape(1, -1, x.shape[-1]) for x in (inputs[0], rows))))
+                stream[name] = [states.reshape(-1, states.shape[-1]) for states in (inputs[0], rows)]
 
             handles.append(module.register_forward_hook(keep))
     with torch.inference_mode():
-        model(
-            **subject.alone(sentence), **({} if CASES[subject.case].task == "mlm" else {"use_cache": False})
-        )
+        model(**subject.examples.batch([sentence]).arguments(model))
     for handle in handles:
         handle.remove()
-    stream = {name: (before[0], after[0]) for name, before, after in seen}
     found = {}
     for block in dict.fromkeys(component.block for component in subject.components):
         names = [name for name in stream if name.startswith(f"{block}.")]
@@ -218,23 +206,26 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
             before = [stream[name][0] for name in names]
             after = [*before[1:], stream[block][1]]
         for name, start, end in zip(own, before, after, strict=False):
-            found[name] = (end - start).tolist()
+            found[name] = (end - start).mean(dim=0)
     return found
+
+
+def assert_means(subject: Subject, sentences: Sequence[int]) -> None:
+    found = subject.represent()
+    assert tuple(found) == subject.components
+    for sentence in sentences:
+        expected = added(subject, sentence)
+        assert set(expected) == {component.name for component in found}
+        for component, own in found.items():
+            wanted = expected[component.name]
+            np.testing.assert_allclose(own[sentence], wanted, rtol=1e-4, atol=1e-4, err_msg=component.name)
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_each_is_the_mean_of_what_the_component_adds(case):
     subject = Subject(tiny(Path("model"), case), case)
     assert len({part.name for part in subject.components}) == len(subject.components)
-    found = subject.represent()
-    assert tuple(found) == subject.components
-    for sentence in range(len(SOURCES)):
-        expected = added(subject, sentence)
-        assert set(expected) == {component.name for component in found}
-        for component, outputs in expected.items():
-            own = next(rows for held, rows in found.items() if held.name == component)
-            mean = reference.token_mean(outputs, len(outputs))
-            np.testing.assert_allclose(own[sentence], mean, rtol=1e-4, atol=1e-4, err_msg=component)
+    assert_means(subject, range(len(SOURCES)))
 
 
 @pytest.mark.parametrize("case", ["bart", "llama"])
@@ -242,12 +233,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case):
     source = tiny(Path("source"), case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
-    subject = Subject(write_changed(source, Path("shared"), case, changes), case)
-    found = subject.represent()
-    expected = added(subject, 2)
-    for component, features in found.items():
-        mean = reference.token_mean(expected[component.name], len(expected[component.name]))
-        np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
+    assert_means(Subject(write_changed(source, Path("shared"), case, changes), case), [2])
 
 
 def test_nan_is_named_with_its_component_and_sentence():
