@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from prunecli.errors import DataError, MemoryShortError, UsageError
 from prunecli.evaluation import language_model
@@ -30,12 +30,11 @@ from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
 from tests.opening import load
 from tests.reference import divergence as reference
 from tests.reference.divergence import continued
 from tests.reference.losses import causal_nll
-from tests.tiny import VOCAB
 
 CAUSAL_LINES = ("the hat on a hen", "no", "then ten of the hats are on", "a hen in the inn")
 TEXT = PlainText((Path("a.txt"), Path("b.txt")), CAUSAL_LINES, ("a", "a", "b", "b"))
@@ -222,12 +221,12 @@ WINDOWS = [
 HEADS = {
     "phi": {},
     "gpt2": {},
-    "gemma2": {"head_dim": 8},
+    "gemma2": {},
     "opt": {"word_embed_proj_dim": 8, "do_layer_norm_before": False},
     "cohere": {"logit_scale": 0.25},
     "granite": {"logits_scaling": 3.0},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
-    "mamba": {"state_size": 4},
+    "qwen3_moe": {},
+    "mamba": {},
     "bloom": {},
 }
 """A head with a bias; tied, with a cap, behind a projection; with scales; experts; a model without attention; one whose
@@ -262,15 +261,9 @@ def measured(first: Any, *others: Any) -> list[pd.DataFrame]:
 
 
 def made(model_type: str, seed: int) -> Any:
-    torch.manual_seed(seed)
-    counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
-    shape = {**dict.fromkeys(counts, 2), **sizes, "pad_token_id": 1, **HEADS[model_type]}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **shape))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
-    return model.eval()
+    config = tiny.tiny_config(model_type, "causal")
+    config.update(HEADS[model_type])
+    return tiny.drawn(tiny.auto_class(model_type, "causal"), config, seed)
 
 
 def assert_right(found: list[pd.DataFrame], wanted: tuple[list[list[float]], list[int]]) -> None:
@@ -290,7 +283,7 @@ def assert_right(found: list[pd.DataFrame], wanted: tuple[list[list[float]], lis
 def test_every_kind_of_head(model_type, monkeypatch):
     first, same, other = (made(model_type, seed) for seed in (0, 0, 1))
     wanted = expected(first, other)
-    monkeypatch.setattr(logits, "BLOCK_VALUES", 5 * VOCAB)
+    monkeypatch.setattr(logits, "BLOCK_VALUES", 5 * tiny.VOCAB)
     monkeypatch.setattr(language_model, "ROWS", 2)
     assert_right(measured(first, same, other), wanted)
 
@@ -332,6 +325,6 @@ def test_a_token_that_only_the_first_allows(logit, said):
 
 def test_another_vocabulary_is_refused():
     first, other = (made("phi", seed) for seed in (0, 1))
-    other.resize_token_embeddings(VOCAB - 1)
-    with pytest.raises(UsageError, match=f"{VOCAB - 1} entries is compared with one of {VOCAB}"):
+    other.resize_token_embeddings(tiny.VOCAB - 1)
+    with pytest.raises(UsageError, match=f"{tiny.VOCAB - 1} entries is compared with one of {tiny.VOCAB}"):
         measured(first, other)
