@@ -60,27 +60,23 @@ def test_by_name_and_in_all(models):
     for name, rows in (("a", (0, 1)), ("b", (2, 3)), (None, range(4))):
         ids = [tokenizer(CAUSAL_LINES[row])["input_ids"] for row in rows]
         count = sum(len(one) - 1 for one in ids)
-        kl = agreed = 0.0
-        early = []
-        for one in ids:
-            both = [reference.distributions(model, one, len(one) - 1) for model in loaded]
-            for place, (p, q) in enumerate(zip(*both, strict=True), start=1):
-                kl += reference.divergence(p, q)
-                early += [reference.divergence(p, q)] if place in (2, 3) else []
-                agreed += reference.top(p) == reference.top(q)
+        places = [place for one in ids for place in reference.compared(loaded, one, len(one) - 1)]
+        early = [value for number, value, _ in places if number in (2, 3)]
         for result, model in zip((first, other), loaded, strict=True):
             scores = result["scores"] if name is None else result["by_text"][name]
             nats = sum(causal_nll(model, one, len(one) - 1) for one in ids)
             assert scores["loss"] == pytest.approx(nats / count, abs=2e-6)
             assert scores["tokens"] == count
             assert ("kl_divergence" in scores) == ("by_position" in scores) == (result is other)
-        assert scores["kl_divergence"] == pytest.approx(kl / count, abs=2e-6)
+        assert scores["kl_divergence"] == pytest.approx(
+            sum(value for _, value, _ in places) / count, abs=2e-6
+        )
         one, few, *_ = scores["by_position"]
         assert (one["first"], one["last"], one["tokens"]) == (1, 1, len(ids))
         assert (few["first"], few["last"], few["tokens"]) == (2, 3, len(early))
         assert few["kl_divergence"] == pytest.approx(sum(early) / len(early), abs=2e-6)
         assert sum(span["tokens"] for span in scores["by_position"]) == count
-        assert scores["top1_agreement"] == pytest.approx(agreed / count, abs=2e-6)
+        assert scores["top1_agreement"] == pytest.approx(sum(same for *_, same in places) / count, abs=2e-6)
     assert list(other["by_text"]) == ["a", "b"]
 
 
@@ -241,13 +237,11 @@ def expected(first: Any, other: Any) -> tuple[list[list[float]], list[int]]:
     """Expected sums of each window, by tokens before (1, 2 to 3, 4 to 7, 8 to 15), and how often both agree."""
     sums, agreed = [], []
     for window in WINDOWS:
-        both = [reference.distributions(model, window.ids, window.counted) for model in (first, other)]
-        rows = list(zip(*both, strict=True))
-        spans = [0.0] * 4
-        for place, (p, q) in enumerate(rows, start=len(window.ids) - window.counted):
-            spans[int(math.log2(place))] += reference.divergence(p, q)
+        places, spans = reference.compared((first, other), window.ids, window.counted), [0.0] * 4
+        for place, value, _ in places:
+            spans[int(math.log2(place))] += value
         sums.append(spans)
-        agreed.append(sum(reference.top(p) == reference.top(q) for p, q in rows))
+        agreed.append(sum(same for *_, same in places))
     return sums, agreed
 
 
