@@ -1,4 +1,3 @@
-import json
 import math
 from pathlib import Path
 
@@ -153,7 +152,7 @@ VECTORS = EvaluationOptions(device="cpu", dtype="float32")
 
 @pytest.fixture
 def models():
-    return {name: sentence_model(Path(name), seed=seed) for name, seed in (("one", 0), ("other", 1))}
+    return {n: sentence_model(n, is_dense=False, seed=seed) for seed, n in enumerate(("one", "other"))}
 
 
 def texts_in(path: str, lines: list[str]) -> str:
@@ -176,20 +175,11 @@ def cosine_table(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.array([[a @ b / np.sqrt((a @ a) * (b @ b)) for b in second] for a in first.astype(np.float64)])
 
 
-def plain(directory: Path) -> Path:
-    """Without the dense layer, whose vectors would hide the others."""
-    modules = json_of(directory / "modules.json")
-    kept = [module for module in modules if not module["type"].endswith("Dense")]
-    (directory / "modules.json").write_text(json.dumps(kept))
-    return directory
-
-
 def test_cosine_to_the_first(models):
-    paths = {name: plain(path) for name, path in models.items()}
     choice = TextChoice(files=(texts_in("t.txt", TEXTS),))
-    first, other = evaluate(paths, choice, VECTORS).results
-    assert evaluate(paths, choice, VECTORS).task == "embedding"
-    want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in paths.values())))
+    first, other = evaluate(models, choice, VECTORS).results
+    assert evaluate(models, choice, VECTORS).task == "embedding"
+    want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in models.values())))
     assert first.scores["cosine"] == 1.0
     assert other.scores["cosine"] == pytest.approx(want.mean(), abs=1e-5)
     assert other.scores["cosine_5_percent"] == pytest.approx(np.quantile(want, 0.05), abs=1e-5)
@@ -198,7 +188,7 @@ def test_cosine_to_the_first(models):
 def test_scored_pairs(models):
     scores = [3.5, 0, 1.25, 5]
     rows = [f"{score}\t{a}\t{b}" for score, a, b in zip(scores, TEXTS[:4], TEXTS[2:], strict=True)]
-    path = plain(models["one"])
+    path = models["one"]
     choice = TextChoice(labelled=texts_in("pairs.tsv", rows))
     (result,) = evaluate({"one": path}, choice, VECTORS, task="embedding").results
     near = np.diag(cosine_table(vectors_of(path, TEXTS[:4]), vectors_of(path, TEXTS[2:])))
@@ -209,9 +199,8 @@ def test_aligned_sentences(models):
     for language, lines in (("eng_Latn", TEXTS), ("deu_Latn", [f"{text} red" for text in TEXTS])):
         texts_in(f"test.{language}", lines)
     choice = TextChoice(data=".", split="test", pairs="eng_Latn-deu_Latn")
-    paths = {name: plain(path) for name, path in models.items()}
-    found = evaluate(paths, choice, VECTORS, task="embedding")
-    for path, result in zip(paths.values(), found.results, strict=True):
+    found = evaluate(models, choice, VECTORS, task="embedding")
+    for path, result in zip(models.values(), found.results, strict=True):
         table = cosine_table(vectors_of(path, TEXTS), vectors_of(path, [f"{text} red" for text in TEXTS]))
         want = np.mean(table.argmax(axis=1) == np.arange(len(TEXTS)))
         assert result.scores["retrieval"] == pytest.approx(want, abs=1e-6)
