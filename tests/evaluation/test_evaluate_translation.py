@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -216,33 +217,17 @@ def test_batches_change_nothing_and_results_come_in_file_order(loaded, batch_tok
     assert [translation.text for translation in made] == _one_by_one(*loaded, 3, 8)
 
 
-class _Scripted:
-    """A model that puts out given ids."""
-
-    def __init__(self, model, rows):
-        self.config, self.device, self.generation_config = model.config, model.device, model.generation_config
-        self._rows = rows
-
-    main_input_name = "input_ids"
-
-    def can_generate(self):
-        return True
-
-    def generate(self, **settings):
-        self.settings = settings
-        return torch.tensor(self._rows)
-
-
-def test_an_output_without_end_token_was_ended_by_the_limit(loaded):
+def test_an_output_without_end_token_was_ended_by_the_limit(loaded, monkeypatch):
     model, tokenizer = loaded
     letter = tokenizer.convert_tokens_to_ids("a")
     french = language_id(tokenizer, "fra_Latn")
     # The first id starts the decoder and is the end token too: it does not count.
-    scripted = _Scripted(model, [[2, french, letter, letter], [2, french, letter, 2]])
-    made = translate(scripted, tokenizer, ["a", "a"], PAIR, DecodingOptions(2))
+    generate = Mock(return_value=torch.tensor([[2, french, letter, letter], [2, french, letter, 2]]))
+    monkeypatch.setattr(model, "generate", generate)
+    made = translate(model, tokenizer, ["a", "a"], PAIR, DecodingOptions(2))
     assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
-    assert scripted.settings["forced_bos_token_id"] == french
-    assert scripted.settings["max_new_tokens"] == length_limit(3, 64)
+    settings = generate.call_args.kwargs
+    assert (settings["forced_bos_token_id"], settings["max_new_tokens"]) == (french, length_limit(3, 64))
 
 
 def test_a_model_that_generates_nothing_is_refused(loaded):

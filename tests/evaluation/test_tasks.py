@@ -177,8 +177,9 @@ def cosine_table(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 def test_cosine_to_the_first(models):
     choice = TextChoice(files=(texts_in("t.txt", TEXTS),))
-    first, other = evaluate(models, choice, VECTORS).results
-    assert evaluate(models, choice, VECTORS).task == "embedding"
+    found = evaluate(models, choice, VECTORS)
+    assert found.task == "embedding"
+    first, other = found.results
     want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in models.values())))
     assert first.scores["cosine"] == 1.0
     assert other.scores["cosine"] == pytest.approx(want.mean(), abs=1e-5)
