@@ -20,11 +20,10 @@ from tests.tiny import tiny_nllb_moe
 
 SENTENCES = ("the hat", "a hen in the inn", "no", "the ten hens")
 PAIR = ("eng_Latn", "fra_Latn")
-OPTIONS = LatencyOptions(
-    sentences=4, beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False
-)
-FULL = {"full": "full"}
 TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
+OPTIONS = TURNS.updated(beams=(1, 2), batch_sizes=(1, 2), new_tokens=4)
+QUICK = TURNS.updated(batch_sizes=(1, 4), warm_up=0)
+FULL = {"full": "full"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +62,7 @@ def turns(monkeypatch):
 def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, monkeypatch):
     spent = {"full": [4.0, 4.0, 4.2, 40.0, 4.1, 3.9], "pruned": [2.0] * 6}  # the first warms up
     monkeypatch.setattr(workloads.Decoding, "run", lambda _, model, __: {None: spent[model.label].pop(0)})
-    options = OPTIONS.updated(beams=(1,), batch_sizes=(1,), runs=5, sentences=1)
+    options = TURNS.updated(runs=5, sentences=1)
     _, pruned = bench_latency(checkpoints, sentences, options).results
     # Run by run 2, 2.1, 20, 2.05, 1.95: the median is 2.05; from it they are 0.05, 0.05, 17.95, 0, 0.1: again 0.05.
     assert pruned.timings[0].speedup.median == pytest.approx(2.05)
@@ -188,9 +187,6 @@ class Clocked:
         ids = inputs["input_ids"]
         self.passes.append((tuple(ids.shape), inputs.get("attention_mask")))
         self.now += ids.numel()
-
-
-QUICK = LatencyOptions(sentences=4, batch_sizes=(1, 4), runs=2, warm_up=0, device="cpu", memory=False)
 
 
 def test_prefill_and_decode_are_told_apart(text, monkeypatch):
