@@ -113,27 +113,18 @@ def _share(checkpoint: Checkpoint, kind: Kind) -> float:
     return 1 - kept / whole
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Step of a training that a checkpoint belongs to.
-
-    Attributes:
-        updates: of the weights, that its original had seen.
-        original: index of the one that it was made from, its own of a checkpoint that the training wrote.
-    """
-
-    updates: int
-    original: int
-
-
-def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[float]) -> list[Kept] | None:
+def steps_of_one_training(
+    checkpoints: Sequence[Checkpoint], removed: Sequence[float]
+) -> list[tuple[int, int]] | None:
     """The step of each checkpoint, if one training wrote all of them, or the models that they were reduced from.
 
     Args:
         removed: fraction that each has lost.
 
     Returns:
-        None where they were not, or where two of one step have lost the same fraction: a line would have two values.
+        Updates of the weights that its original had seen, and index of the original that it was made from: its own of a
+        checkpoint that the training wrote. None where they were not, or where two of one step have lost the same
+        fraction: a line would have two values.
     """
     histories = [checkpoint.structure.history for checkpoint in checkpoints]
     originals = []
@@ -142,13 +133,12 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
         originals.append(max(sources, key=lambda other: len(histories[other]), default=index))
     starts = sorted(set(originals))
     trainings = [_training(histories[start]) for start in starts]
-    found = [Kept(_updates(histories[original]), original) for original in originals]
+    steps = [_updates(histories[original]) for original in originals]
     if trainings[0] is None or any(training != trainings[0] for training in trainings):
         return None
-    places = {(kept.updates, round(share, 3)) for kept, share in zip(found, removed, strict=True)}
-    several = len({kept.updates for kept in found}) > 1
-    is_one = several and len(starts) < len(checkpoints) and len(places) == len(found)
-    return found if is_one else None
+    places = {(step, round(share, 3)) for step, share in zip(steps, removed, strict=True)}
+    is_one = len(set(steps)) > 1 and len(starts) < len(checkpoints) and len(places) == len(steps)
+    return [*zip(steps, originals, strict=True)] if is_one else None
 
 
 def _training(history: Sequence[Step]) -> object | None:

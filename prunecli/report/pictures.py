@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, removed
+from prunecli.analysis.removed import Removed, removed, steps_of_one_training
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
@@ -107,7 +107,7 @@ def training_curves(
     caption: str,
     scores: Sequence[float],
     removed: Sequence[float],
-    kept: Sequence[Kept],
+    steps: Sequence[tuple[int, int]],
     titles: tuple[str, str],
 ) -> Picture:
     """Draw scores against updates, each divided by the score of the unreduced model of the same step.
@@ -116,28 +116,21 @@ def training_curves(
 
     Args:
         caption: the title.
-        scores, removed, kept: score, fraction removed and place in the training of each model.
+        scores, removed, steps: score, fraction removed, and updates and number of the original of each model.
         titles: what was removed ("heads"), and the name of the score.
     """
     unit, score = titles
-    points = [
-        Point(
-            one.updates,
-            own / scores[one.original],
-            f"{share:.0%} of {unit} removed",
-            f"{share:.0%} of {unit} removed",
-        )
-        for own, share, one in sorted(
-            zip(scores, removed, kept, strict=True), key=lambda row: (row[1], row[2].updates)
-        )
-        if scores[one.original] > 0
-    ]
+    points = []
+    for share, (updates, original), own in sorted(zip(removed, steps, scores, strict=True)):
+        name = f"{share:.0%} of {unit} removed"
+        if scores[original] > 0:
+            points.append(Point(updates, own / scores[original], name, name))
     return curves(
         caption,
         points,
         "updates",
         f"{score} / score of the unreduced model",
-        x_ticks=sorted({one.updates for one in kept}),
+        x_ticks=sorted({updates for updates, _ in steps}),
         y_from_zero=True,
     )
 
@@ -148,16 +141,16 @@ def evaluation_pictures(evaluation: Evaluation, checkpoints: Mapping[str, Path])
     opened = [open_model(checkpoints[result.checkpoint]) for result in results]
     unit, lost = removed(opened)
     fractions = [one.fraction for one in lost]
-    kept = kept_of_one_training(opened, fractions)
+    steps = steps_of_one_training(opened, fractions)
     pictures = []
     for name, title in DRAWN[evaluation.task].items():
         if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
             continue
         # The first checkpoint has no divergence.
         scores = [float(result.main.get(name, 0.0)) for result in results]
-        if kept is not None:
+        if steps is not None:
             caption = f"{title} through the training"
-            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+            pictures.append(training_curves(caption, scores, fractions, steps, (unit, title)))
             continue
         models = [
             (Point(100 * one.fraction, score, result.checkpoint), one)

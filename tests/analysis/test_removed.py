@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, names, removed, setting
+from prunecli.analysis.removed import Removed, names, removed, setting, steps_of_one_training
 from prunecli.model.checkpoint import open_model
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
@@ -176,9 +176,8 @@ def made():
 def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
     early, late = trained(10), trained(40, best=30)
     checkpoints = [made(early), made(late), made(late, PRUNED), made(early, PRUNED), made(early, PRUNED)]
-    assert kept_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == [
-        *(Kept(10, 0), Kept(40, 1), Kept(40, 1), Kept(10, 0), Kept(10, 0)),
-    ]
+    steps = [(10, 0), (40, 1), (40, 1), (10, 0), (10, 0)]
+    assert steps_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == steps
 
 
 OTHERS = {
@@ -196,17 +195,17 @@ OTHERS = {
 def test_others_are_none(made, case):
     checkpoints = [made(*history) for history in OTHERS[case]]
     removed = [0.5 if PRUNED in history[1:] else 0.0 for history in OTHERS[case]]
-    assert kept_of_one_training(checkpoints, removed) is None
+    assert steps_of_one_training(checkpoints, removed) is None
 
 
 def test_scores_are_relative_to_the_unpruned_model_of_the_step():
     removed = [0.0, 0.0, 0.5, 0.5]
-    kept = [Kept(10, 0), Kept(100, 1), Kept(100, 1), Kept(10, 0)]
+    steps = [(10, 0), (100, 1), (100, 1), (10, 0)]
     for scores, whole, half in (
         ([20.0, 50.0, 40.0, 5.0], [(10, 1.0), (100, 1.0)], [(10, 0.25), (100, 0.8)]),
         ([0.0, 40.0, 10.0, 0.0], [(100, 1.0)], [(100, 0.25)]),
     ):
-        chart = training_curves("c", scores, removed, kept, ("heads", "chrF++")).specification(400)
+        chart = training_curves("c", scores, removed, steps, ("heads", "chrF++")).specification(400)
         lines = {}
         for row in drawn(chart, "line"):
             lines.setdefault(row["series"], []).append((row["x"], row["y"]))
