@@ -149,9 +149,8 @@ def collect(
             f"{directory}: nothing to report: no results and no checkpoints {DEPTH} folders deep",
             "Name a directory in which prunecli worked, or make results first: prunecli evaluate -o evaluation.json.",
         )
-    sources = [step.get("source", {}) for entry in data.checkpoints for step in entry.history]
-    named = {source.get("fingerprint") for source in sources}
-    named |= {model.fingerprint for result in data.documents.values() for model in result.models}
+    named = {model.fingerprint for result in data.documents.values() for model in result.models}
+    named = named.union(*(entry.checkpoint.structure.fingerprints() for entry in data.checkpoints))
     missing = named - {entry.fingerprint for entry in data.checkpoints}
     for name, original in (elsewhere or {}).items():
         if open_model(original).fingerprint in missing:  # to read a found family takes seconds
