@@ -71,14 +71,12 @@ class Lever:
     """One kind of units.
 
     Attributes:
-        name: name of the kind.
         axes: the axes that lose units.
         shares: fractions of the units that can be removed, ascending, 0 first.
         metrics: metrics that the units can be ranked by; which is better is tried.
         select: from a share and a metric to the units that stay.
     """
 
-    name: str
     axes: tuple[Axis, ...]
     shares: tuple[float, ...]
     metrics: tuple[str, ...]
@@ -131,7 +129,10 @@ class Levers:
                     raise UsageError(
                         f"no smaller number of {name} is the same in every layer and can be stated in config.json"
                     )
-                self._check(lever)
+                selection = lever.select(lever.shares[-1 if name == "tokens" else 1], "random")
+                support = stock_support(self.checkpoint, cut(self.checkpoint, selection).structure)
+                if self._is_stock and not support.is_stock:
+                    raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
                 found[name] = lever
             except PruneError as error:
                 if self.options.only:
@@ -146,22 +147,11 @@ class Levers:
         }
         return found
 
-    def _check(self, lever: Lever) -> None:
-        """Refuse a lever whose result would not be of the form that is asked for."""
-        metric = "count" if lever.name == "tokens" else "random"
-        rewrite = cut(
-            self.checkpoint, lever.select(lever.shares[-1 if lever.name == "tokens" else 1], metric)
-        )
-        support = stock_support(self.checkpoint, rewrite.structure)
-        if self._is_stock and not support.is_stock:
-            raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
-
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
         count = held_in(axes)
         other = "embedding" if self.data.task == "embedding" else "cosine"
         return Lever(
-            "layers",
             axes,
             _shares(count, range(len(axes), count)),
             (GRADIENT,) if self._by_layer else (GRADIENT, other),
@@ -174,7 +164,6 @@ class Levers:
         axes = axes_of(self.checkpoint, "head")
         held = max(axis.count for axis in axes)
         return Lever(
-            "heads",
             axes,
             _shares(held, uniform_heads(self.checkpoint) if self._is_stock else range(1, held)),
             (GRADIENT,),
@@ -191,7 +180,6 @@ class Levers:
         width, of_experts = min(axis.count for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
         return Lever(
-            "units",
             axes,
             _shares(steps, range(1, steps)),
             (GRADIENT,) if self._by_layer and of_experts else (GRADIENT, "activation-norm"),
@@ -233,7 +221,7 @@ class Levers:
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         metrics = (GATES,) if self._by_layer else (GRADIENT, GATES)
-        return Lever("experts", axes, _shares(held, range(least, held)), metrics, select)
+        return Lever(axes, _shares(held, range(least, held)), metrics, select)
 
     def _channels(self) -> Lever:
         if self._by_layer:
@@ -244,7 +232,6 @@ class Levers:
         heads = head_counts(self.checkpoint.config).values()
         step = lcm(1 << max((held // STEPS).bit_length() - 1, 0), *filter(None, heads))
         return Lever(
-            "channels",
             axes,
             _shares(held, range(step, held, step)),
             (NORMS,),
@@ -280,7 +267,6 @@ class Levers:
         ways = [*((1, kept, kept) for kept in sizes), *((count, 1, kept) for count, kept in fewest.items())]
         made = {1 - kept / size: (count, multiple) for count, multiple, kept in ways if kept < size}
         return Lever(
-            "tokens",
             axes,
             (0.0, *sorted(made)),
             ("count",),

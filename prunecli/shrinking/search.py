@@ -122,7 +122,7 @@ class Search:
         self._curves: dict[str, Callable[[float], float]] = {}
         self._grids: dict[str, tuple[float, ...]] = {}
         # The kind with most shares fills up to the target.
-        self._filler = max(self.levers.values(), key=lambda lever: len(lever.shares)).name
+        self._filler = max(self.levers, key=lambda name: len(self.levers[name].shares))
 
     def run(self, trials: int) -> Tried:
         """Measure the curves, then whole mixtures; return the best mixture that reaches the target.
