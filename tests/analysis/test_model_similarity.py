@@ -160,8 +160,8 @@ PAIR = ("eng_Latn", "fra_Latn")
 
 
 class Subject:
-    def __init__(self, path: Path, case: str) -> None:
-        self.case = case
+    def __init__(self, case: str = "gpt2", path: Path | None = None) -> None:
+        path, self.case = path or tiny(Path("model"), case), case
         self.components = tuple(components(open_model(path)))
         self.model = load(path)
         tokenizer = load_tokenizer(path)
@@ -223,7 +223,7 @@ def assert_means(subject: Subject, sentences: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_each_is_the_mean_of_what_the_component_adds(case):
-    subject = Subject(tiny(Path("model"), case), case)
+    subject = Subject(case)
     assert len({part.name for part in subject.components}) == len(subject.components)
     assert_means(subject, range(len(SOURCES)))
 
@@ -233,11 +233,11 @@ def test_a_shared_ffn_is_told_apart_by_layer(case):
     source = tiny(Path("source"), case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
-    assert_means(Subject(write_changed(source, Path("shared"), case, changes), case), [2])
+    assert_means(Subject(case, write_changed(source, Path("shared"), case, changes)), [2])
 
 
 def test_nan_is_named_with_its_component_and_sentence():
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     with torch.no_grad():
         subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     with pytest.raises(DataError, match=r"transformer\.h\.1\.mlp: its output for sentence \d+ holds NaN"):
@@ -245,14 +245,14 @@ def test_nan_is_named_with_its_component_and_sentence():
 
 
 def test_a_component_without_an_output_for_each_token_is_refused():
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
     with pytest.raises(UnsupportedModelError, match="nothing can be measured by token"):
         subject.represent()
 
 
 def test_a_full_disk_is_said(monkeypatch):
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):

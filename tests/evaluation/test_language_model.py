@@ -157,9 +157,14 @@ def test_a_text_in_which_nothing_is_predicted(models):
 PROMPTS = [(5, 6, 7, 8), (9,), (11, 12, 13, 14), (20, 21), (30,)]
 
 
-def test_the_most_probable_tokens():
+@pytest.fixture
+def gpt2():
     path = tiny_family("model", "gpt2")
-    model, tokenizer = load(path), load_tokenizer(path)
+    return load(path), load_tokenizer(path)
+
+
+def test_the_most_probable_tokens(gpt2):
+    model, tokenizer = gpt2
     # The checkpoint's own settings hold for nothing but the end.
     free = [continued(model, prompt, 12, None) for prompt in PROMPTS]
     end = free[0][5]
@@ -172,9 +177,8 @@ def test_the_most_probable_tokens():
     assert sum(done) == len(PROMPTS)
 
 
-def test_no_more_than_the_positions():
-    path = tiny_family("model", "gpt2")
-    model, tokenizer = load(path), load_tokenizer(path)
+def test_no_more_than_the_positions(gpt2):
+    model, tokenizer = gpt2
     positions = model.config.max_position_embeddings
     model.generation_config.eos_token_id = model.config.eos_token_id = -5
     (made,) = continue_greedily(model, tokenizer, [(5, 6, 7)], 32, 1000)
@@ -229,8 +233,8 @@ HEADS = {
 body has another name."""
 
 
-def batches(size: int = 24) -> list[Batch]:
-    return window_examples(WINDOWS, 1).batches(size)
+def batches() -> list[Batch]:
+    return window_examples(WINDOWS, 1).batches(24)
 
 
 def expected(first: Any, other: Any) -> tuple[list[list[float]], list[int]]:
@@ -260,26 +264,28 @@ def made(model_type: str, seed: int) -> Any:
     return tiny.drawn(tiny.auto_class(model_type, "causal"), config, seed)
 
 
-def assert_right(found: list[pd.DataFrame], wanted: tuple[list[list[float]], list[int]]) -> None:
-    itself, same, other = found
+def assert_right(model_type: str) -> Any:
+    """Compare a model with itself and with another; return the first of both."""
+    first, twin, another = (made(model_type, seed) for seed in (0, 0, 1))
+    sums, agreed = expected(first, another)
+    itself, same, other = measured(first, twin, another)
     for one in (itself, same):
         assert (one["divergence"] == 0).all(), "a model does not diverge from itself"
         assert (one["agreed"] == one["tokens"]).all()
     assert np.array_equal(same["nats"], itself["nats"])
     by_span = other.pivot(index="example", columns="span").fillna(0)
     assert by_span["tokens"].to_numpy().tolist() == TOKENS
-    assert by_span["divergence"].to_numpy() == pytest.approx(np.array(wanted[0]), rel=1e-4, abs=1e-5)
-    assert max(map(max, wanted[0])) > 1e-3
-    assert by_span["agreed"].sum(axis=1).tolist() == wanted[1]
+    assert by_span["divergence"].to_numpy() == pytest.approx(np.array(sums), rel=1e-4, abs=1e-5)
+    assert max(map(max, sums)) > 1e-3
+    assert by_span["agreed"].sum(axis=1).tolist() == agreed
+    return first
 
 
 @pytest.mark.parametrize("model_type", HEADS)
 def test_every_kind_of_head(model_type, monkeypatch):
-    first, same, other = (made(model_type, seed) for seed in (0, 0, 1))
-    wanted = expected(first, other)
     monkeypatch.setattr(logits, "BLOCK_VALUES", 5 * tiny.VOCAB)
     monkeypatch.setattr(language_model, "ROWS", 2)
-    assert_right(measured(first, same, other), wanted)
+    assert_right(model_type)
 
 
 def test_only_the_head_is_kept():
@@ -295,10 +301,7 @@ def test_only_the_head_is_kept():
 def test_a_head_that_takes_something_else(monkeypatch):
     """The model is kept whole, and run again."""
     monkeypatch.setattr(logits, "_parts", lambda _model: {})
-    first, same, other = (made("gpt2", seed) for seed in (0, 0, 1))
-    wanted = expected(first, other)
-    assert_right(measured(first, same, other), wanted)
-    assert all(value.numel() for value in first.parameters())
+    assert all(value.numel() for value in assert_right("gpt2").parameters())
 
 
 @pytest.mark.parametrize(("logit", "said"), [(-torch.inf, "inf"), (torch.nan, "nan")])

@@ -64,15 +64,10 @@ def test_the_better_metric_is_taken():
     assert best.metrics == {"units": "second"}
 
 
-def test_equal_costs_are_the_simplest_mixture():
+def test_of_equal_costs_the_least_divergence_counts_else_the_simplest_mixture():
     costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
-    best = search(costs, most=0.7, units=lever(), layers=lever()).run(4)
-    assert [*best.shares] == ["units"]
-
-
-def test_of_equal_costs_the_least_divergence_counts():
-    costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
-    run = search(costs, most=0.7, units=lever(), layers=lever())
+    alike, run = (search(costs, most=0.7, units=lever(), layers=lever()) for _ in range(2))
+    assert [*alike.run(4).shares] == ["units"]
     attempt = run.attempt
 
     def diverging(*given: Any) -> Tried:
