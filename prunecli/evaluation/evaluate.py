@@ -19,7 +19,6 @@ from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import (
     SPM_MISSING,
-    Test,
     bootstrap_of_means,
     comet_scores,
     grouped_means,
@@ -167,10 +166,12 @@ class TranslationTask(Task):
             for name, pair in self.names.items():
                 references = self.text.sentences[pair[1]]
                 outputs = [own[name] for own in self.translations.values()]
-                tests: list[dict[str, Test]] = [{} for _ in labels]
-                if compare:
-                    systems = [[made.text for made in own] for own in outputs]
-                    tests = paired_bootstrap(systems, references, self.metrics, *resamples)
+                systems = [[made.text for made in own] for own in outputs]
+                tests = (
+                    paired_bootstrap(systems, references, self.metrics, *resamples)
+                    if compare
+                    else [{} for _ in labels]
+                )
                 if compare and comet:
                     values = [own[name] for own in comet.values()]
                     for test, of_means in zip(tests, bootstrap_of_means(values, *resamples), strict=True):
