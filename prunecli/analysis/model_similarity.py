@@ -310,17 +310,33 @@ def compare(
             )
     has_lns = "lns" in options.measures
     counts = [neighbour_count(options.neighbours, len(one)) if has_lns else None for one in portions]
+
+    def compared(pairs: Iterable[Sequence[Outputs]]) -> Comparison:
+        """Comparison of one or two models from their outputs on each portion."""
+        found = defaultdict[Measure, list[Floats]](list)
+        for outputs, k in zip(pairs, counts, strict=True):
+            features = [array for own in outputs for array in own.values()]
+            if "cka" in options.measures:
+                found["cka"].append(linear_cka(features))
+            if k is not None:
+                found["lns"].append(local_neighbourhood_similarity(features, k))
+        return Comparison(
+            tuple(map(tuple, outputs)),
+            max(array.shape[1] for array in features),
+            {measure: np.mean(own, axis=0) for measure, own in found.items()},
+        )
+
     (label, first), *others = checkpoints.items()
-    own = [*_represented(label, first, portions, options, progress)]
+    whole = [*_represented(label, first, portions, options, progress)]
     found = [
-        _comparison(zip(own, _represented(*other, portions, options, progress), strict=True), options, counts)
+        compared(zip(whole, _represented(*other, portions, options, progress), strict=True))
         for other in others
     ]
     randoms = []
     for seed in options.seeds:
         drawn = _represented(f"random weights, seed {seed}", first, portions, options, progress, seed)
-        randoms.append(_comparison(zip(own, drawn, strict=True), options, counts))
-    main, *benchmarks = found or [_comparison(zip(own, strict=True), options, counts)]
+        randoms.append(compared(zip(whole, drawn, strict=True)))
+    main, *benchmarks = found or [compared(zip(whole, strict=True))]
     names = list(checkpoints)
     result = Similarity.model_validate(
         {
@@ -372,24 +388,6 @@ def _represented(
             yield represent(InMemory(model), components(checkpoint), batches, advance)
     del model
     gc.collect()  # before the next one is loaded
-
-
-def _comparison(
-    portions: Iterable[Sequence[Outputs]], options: SimilarityOptions, counts: Sequence[int | None]
-) -> Comparison:
-    """Comparison of one or two models from their outputs on each portion; `counts`: k of LNS for each."""
-    found = defaultdict[Measure, list[Floats]](list)
-    for outputs, k in zip(portions, counts, strict=True):
-        features = [array for own in outputs for array in own.values()]
-        if "cka" in options.measures:
-            found["cka"].append(linear_cka(features))
-        if k is not None:
-            found["lns"].append(local_neighbourhood_similarity(features, k))
-    return Comparison(
-        tuple(map(tuple, outputs)),
-        max(array.shape[1] for array in features),
-        {measure: np.mean(own, axis=0) for measure, own in found.items()},
-    )
 
 
 KEY = ["side", "layer", "kind"]
