@@ -35,9 +35,9 @@ from tests.tiny import tiny_nllb_moe, write_files, write_plain_tokenizer
 KIB = 1 << 10
 
 
-def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Path:
-    tiny_mixture(model_type, **config).to(dtype).save_pretrained(directory)
-    return directory
+def write(directory: str, model_type: str, **config: Any) -> Path:
+    tiny_mixture(model_type, **config).bfloat16().save_pretrained(directory)
+    return Path(directory)
 
 
 def fit(directory: Path, budget: int, **load: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def tensor_bytes(directory: Path) -> int:
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
 def test_every_ratio_is_what_prune_experts_writes(model_type):
-    source = write(Path("source"), model_type)
+    source = write("source", model_type)
     found = fit(source, KIB, length=4)
     assert found["whole"][0]["weight_bytes"] == tensor_bytes(source)
     ways = {way["ratio"]: way for way in found["pruned"] if way["as_stored"]}
@@ -67,7 +67,7 @@ def test_every_ratio_is_what_prune_experts_writes(model_type):
 def test_of_quantised_ones_as_stored_and_decoded(scheme):
     stacked = scheme == "mxfp4"
     sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 32}
-    plain = write(Path("plain"), "gpt_oss" if stacked else "glm4_moe", **sizes)
+    plain = write("plain", "gpt_oss" if stacked else "glm4_moe", **sizes)
     source, decoded = Path("stored"), Path("decoded")
     expert = "experts.gate_up_proj" if stacked else "_proj.weight"
     quantise(plain, source, decoded, scheme, lambda name: expert in name and "bias" not in name)
@@ -91,7 +91,7 @@ def test_of_quantised_ones_as_stored_and_decoded(scheme):
 
 
 def test_the_least_that_a_router_with_groups_needs_stays():
-    source = write(Path("source"), "deepseek_v3")
+    source = write("source", "deepseek_v3")
     found = fit(source, KIB, length=4)
     # 2 of 8 from 1 of 2 groups: 2 stay in each group of 2 layers; what is left at 0.75 is too few.
     assert [way["ratio"] for way in found["pruned"] if way["as_stored"]] == [0.25, 0.5]
@@ -116,7 +116,7 @@ def test_what_is_quantised_and_how_far():
 
 
 def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(monkeypatch):
-    plain = write(Path("plain"), "qwen3_moe", hidden_size=32, max_position_embeddings=32)
+    plain = write("plain", "qwen3_moe", hidden_size=32, max_position_embeddings=32)
     write_plain_tokenizer(plain)
     source = Path("stored")
     quantise(plain, source, "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
@@ -218,8 +218,7 @@ def test_layer_by_layer_is_named_where_the_command_can(folder, monkeypatch):
 
 
 def test_of_quantised_language_models_too(folder, monkeypatch):
-    tiny_mixture("glm4_moe").bfloat16().save_pretrained("plain")
-    write_plain_tokenizer("plain")
+    write_plain_tokenizer(write("plain", "glm4_moe"))
     quantise("plain", "glm", "decoded", "fp8", lambda name: "experts." in name)
     free = sum(2 * info.numel for info in open_model("glm").unquantised.values()) * 9 // 10
     monkeypatch.setattr(fitting, "multiplies_natively", lambda *_: True)
