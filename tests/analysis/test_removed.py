@@ -7,7 +7,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
 from tests.pictures import drawn
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import fewer_experts, tiny_nllb_moe
 
 
 def _step(command, **arguments):
@@ -46,7 +46,8 @@ def test_heads_of_one_attention_and_of_all():
 
 def test_experts():
     steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
-    pruned = [_experts(name, _step("prune-experts", **step)) for name, step in steps.items()]
+    made = (fewer_experts(name, (0, 7), _step("prune-experts", **step)) for name, step in steps.items())
+    pruned = map(open_model, made)
     unit, found = removed([open_model(tiny_nllb_moe("full")), *pruned])
     assert unit == "experts"
     assert found == [
@@ -56,19 +57,8 @@ def test_experts():
     ]
 
 
-LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-
-
-def _experts(name, *history):
-    """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
-    experts = {layer: [0, 7] for layer in LAYERS}
-    mark = {"version": 1, "history": list(history), "experts": experts}
-    mark["original_experts"] = dict.fromkeys(LAYERS, 8)
-    return open_model(tiny_nllb_moe(name, experts=2, config={"prunecli": mark}))
-
-
 def test_heads_and_experts_are_counted_as_parameters():
-    experts = _experts("experts", _step("prune-experts"))
+    experts = open_model(fewer_experts("experts", (0, 7), _step("prune-experts")))
     heads = _heads("heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
     unit, found = removed([open_model(tiny_nllb_moe("full")), experts, heads])
     assert unit == "parameters"
