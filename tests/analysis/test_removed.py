@@ -70,7 +70,7 @@ ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
 
 
 def step(command: str = "prune-experts", *, gates: str | None = "1" * 64, **arguments: Any) -> dict[str, Any]:
-    made = {"command": command, "arguments": arguments, "source": ORIGIN}
+    made = {**_step(command, **arguments), "source": ORIGIN}
     return made if gates is None else {**made, "statistics": {"file": "gates.json", "sha256": gates}}
 
 
@@ -145,11 +145,11 @@ def test_origins_are_told_apart_by_name_and_by_fingerprint():
     assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
 
 
-def trained(steps: int, **arguments: Any) -> dict[str, Any]:
-    return {"command": "finetune", "arguments": {"steps": steps, "seed": 0, **arguments}}
+def trained(steps: int, seed: int = 0, **arguments: Any) -> dict[str, Any]:
+    return _step("finetune", steps=steps, seed=seed, **arguments)
 
 
-PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
+PRUNED = _step("prune-heads", ratio=0.5)
 
 
 @pytest.fixture
