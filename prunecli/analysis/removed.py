@@ -5,7 +5,8 @@ that were reduced alike.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from prunecli.model.axes import Kind
@@ -184,22 +185,17 @@ def setting(history: Sequence[Step], own: str = "") -> Setting:
     last = max((place for place, command in enumerate(commands) if command != "finetune"), default=0)
     while last and commands[last - 1] == commands[last]:
         last -= 1
-    runs: list[tuple[str, dict[str, str], str]] = []
-    for place, (command, step) in enumerate(zip(commands, history, strict=True)):
-        values = _arguments(step, is_last=place >= last)
-        files = ", ".join(
-            f"{one.get('file')} ({_short(one.get('sha256'))})" for one in statistics_files(step)
-        )
-        if runs and runs[-1][:2] == (command, values):
-            files = files if files == runs[-1][2] else "of each step"
-            runs.pop()
-        runs.append((command, values, files))
+    rows = []
+    for place, step in enumerate(history):
+        files = (f"{one.get('file')} ({_short(one.get('sha256'))})" for one in statistics_files(step))
+        rows.append(((commands[place], _arguments(step, is_last=place >= last)), ", ".join(files)))
+    runs = [(*key, {files for _, files in own}) for key, own in groupby(rows, key=itemgetter(0))]
     if history:
         source = history[0].get("source")
         own = f"{source.get('path', '?')} ({_short(source.get('fingerprint'))})" if source else ""
     found = {("", ""): ", ".join(command for command, _, _ in runs), ("", "of"): own}
     for place, (command, values, files) in enumerate(runs):
-        own_values = {**values, "statistics": files}
+        own_values = {**values, "statistics": files.pop() if len(files) == 1 else "of each step"}
         found |= {(f"{place} {command}", name): text for name, text in own_values.items()}
     return {key: text for key, text in found.items() if text}
 
