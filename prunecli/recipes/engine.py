@@ -428,9 +428,10 @@ def _resolve_step(
             if role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
                     made = any(related(path, output) or path.parent == output.parent for output in earlier)
-                    model = None if made else hub_name(path)
-                    paths["input"] += [path] if model is None else []
-                    models += [] if model is None else [model]
+                    if made or (model := hub_name(path)) is None:
+                        paths["input"].append(path)
+                    else:
+                        models.append(model)
             elif role != "value" and fault is None:
                 texts = _texts(value, parameter)
                 is_named = parameter.type is TextFile
