@@ -1,7 +1,7 @@
 """Measure the quality of checkpoints on the same text, translation above all, and compare them with the first."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
@@ -81,7 +81,6 @@ class TranslationTask(Task):
         self.partial = Store(partial, "prunecli.translations/1")
         if self.partial.records:
             self.say(f"Resuming from {partial}, which an interrupted run left behind.")
-        self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
         models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
         self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
         dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
@@ -153,7 +152,7 @@ class TranslationTask(Task):
                     found[name] = done
             del model
             gc.collect()  # before the next checkpoint is loaded
-        self.translations[label] = found
+        self.measured[label] = found
 
     def fields(self) -> Json:
         """See `Task`."""
@@ -165,7 +164,7 @@ class TranslationTask(Task):
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
                 references = self.text.sentences[pair[1]]
-                outputs = [own[name] for own in self.translations.values()]
+                outputs = [own[name] for own in self.measured.values()]
                 systems = [[made.text for made in own] for own in outputs]
                 tests = (
                     paired_bootstrap(systems, references, self.metrics, *resamples)
@@ -240,7 +239,7 @@ class TranslationTask(Task):
         sides = [[line for pair in self.data.pairs for line in self.text.sentences[pair[i]]] for i in (0, 1)]
         systems = {
             label: [made.text for name in self.names for made in own[name]]
-            for label, own in self.translations.items()
+            for label, own in self.measured.items()
         }
         total = len(systems) * len(sides[0])
         with self.progress("COMET", total, "sentences") as advance:
@@ -257,7 +256,7 @@ class TranslationTask(Task):
 
         The outputs of a single checkpoint are compared with the references.
         """
-        metric, (first, *others) = self.metrics["chrf++"], self.translations.values()
+        metric, (first, *others) = self.metrics["chrf++"], self.measured.values()
         rows, found = list(product(self.names, range(len(self.text)))), []
         for name, index in rows[:: -(-len(rows) // EXAMPLE_CANDIDATES)]:
             source, reference = (self.text.sentences[language][index] for language in self.names[name])
@@ -265,7 +264,7 @@ class TranslationTask(Task):
             alike = sum(
                 metric.sentence_score(own[name][index].text, [right]).score for own in others or [first]
             )
-            outputs = {label: own[name][index].text for label, own in self.translations.items()}
+            outputs = {label: own[name][index].text for label, own in self.measured.items()}
             if others and len({*outputs.values()}) == 1:
                 continue
             example = {"pair": name, "source": source, "reference": reference, "outputs": outputs}
@@ -277,7 +276,7 @@ class TranslationTask(Task):
         for label, name, path in self._hypothesis_paths():
             path.parent.mkdir(parents=True, exist_ok=True)
             # One line each: the file stays aligned with the source whatever the model returned.
-            lines = [" ".join(made.text.split("\n")) for made in self.translations[label][name]]
+            lines = [" ".join(made.text.split("\n")) for made in self.measured[label][name]]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         super().save(evaluation)
         self.partial.remove()

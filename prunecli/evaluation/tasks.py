@@ -50,6 +50,7 @@ class Task(ABC):
 
     Attributes:
         opened: label -> checkpoint.
+        measured: label -> what `measure` stored of this checkpoint.
         output: file for the result, replaced with `force`; None: nothing is written.
     """
 
@@ -68,6 +69,7 @@ class Task(ABC):
         Raises:
             PruneError: a checkpoint, text or option that cannot be used.
         """
+        self.measured: dict[str, Any] = {}
         self.prepare()
         options = self.options
         dtype = fitting_dtype(
@@ -84,7 +86,7 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, label: str) -> None:
-        """Run one checkpoint, and store what `fields` needs."""
+        """Run one checkpoint, and store in `measured` what `fields` needs."""
 
     @abstractmethod
     def fields(self) -> Json:
@@ -127,11 +129,6 @@ class ModelTask(Task):
 
     test: tuple[str, str] | None = None
     by_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """See `Task`."""
-        self.measured: dict[str, Measured] = {}
-        super().__post_init__()
 
     @abstractmethod
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
