@@ -91,8 +91,11 @@ class TranslationTask(Task):
 
     def needs(self) -> dict[str, Any]:
         """See `Task`: what decoding takes."""
-        load = self.options.decoding.load
-        return {"load": load, "only_runs": True, "process_group": self.process_group}
+        return {
+            "load": self.options.decoding.load,
+            "only_runs": True,
+            "process_group": self.process_group,
+        }
 
     def __post_init__(self) -> None:
         """See `Task`; then announce the length of the work."""

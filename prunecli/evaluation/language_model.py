@@ -183,7 +183,7 @@ class CausalLanguageModel(ModelTask):
     The paired t-test is over the texts' bits per byte, or over the windows' losses if files are whole documents.
     """
 
-    by_layer = True
+    by_layer = "--memory"
 
     def prepare(self) -> None:
         """Find the models that can be compared with the first.

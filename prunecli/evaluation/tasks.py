@@ -124,11 +124,11 @@ class ModelTask(Task):
 
     Attributes:
         test: name of the paired test over the examples, and the score that it tests; None: no test.
-        by_layer: whether the task can run layer by layer.
+        by_layer: the option that has the task run layer by layer; "": it cannot.
     """
 
     test: tuple[str, str] | None = None
-    by_layer: ClassVar[bool] = False
+    by_layer: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
@@ -153,7 +153,7 @@ class ModelTask(Task):
             "beside": self.kept_bytes,
             "only_runs": memory is None,
             "memory": memory,
-            "by_layer": "--memory" if self.by_layer else "",
+            "by_layer": self.by_layer,
         }
 
     def measure(self, label: str) -> None:
@@ -212,7 +212,7 @@ class MaskedLanguageModel(ModelTask):
     """`mlm`: the loss of hidden tokens; paired t-test over the texts' mean losses."""
 
     test = (T_TEST, "loss")
-    by_layer = True
+    by_layer = "--memory"
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""
