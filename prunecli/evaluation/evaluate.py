@@ -63,9 +63,8 @@ class TranslationTask(Task):
         options, data = self.options, self.data
         assert isinstance(data.text, ParallelText)
         self.text, self.names = data.text, {pair_name(*pair): pair for pair in data.pairs}
-        self.groups: dict[str, str] = {}
-        if options.groups is not None:
-            self.groups = groups_of(chain(*data.pairs), read_groups(options.groups), options.groups)
+        groups = options.groups
+        self.groups = {} if groups is None else groups_of(chain(*data.pairs), read_groups(groups), groups)
         with self.process_group.in_step():
             if self.process_group.is_main:
                 for _, _, path in self._hypothesis_paths():

@@ -179,11 +179,8 @@ def _shrinking(shrunk: Shrunk) -> Rows:
         if one.quality.cost is not None:
             points.append(Point(one.parameters / 1e6, one.quality.cost, shares, series))
     alone = {point.series for point in points if point.series.endswith(" alone")}
-    caption, titles = (
-        f"What was tried for {shrunk.output}",
-        ("parameters, millions", "cost: loss, or 1 - cosine"),
-    )
-    yield [curves(caption, points, *titles, joined=alone)]
+    titles = "parameters, millions", "cost: loss, or 1 - cosine"
+    yield [curves(f"What was tried for {shrunk.output}", points, *titles, joined=alone)]
 
 
 @pictures_of.register
@@ -283,22 +280,21 @@ def _gates(statistics: GateStatistics) -> Rows:
 @pictures_of.register
 def _training(training: Training) -> Rows:
     """Draw the loss of training and validation text, and chrF++ of validation text, by updates."""
-    pictures = []
     losses = [
         Point(step.step, step.loss, name, name)
         for name, steps in (("training", training.training), ("validation", training.validation))
         for step in steps[:: max(1, -(-len(steps) // MOST_POINTS))]
     ]
-    if losses:
-        pictures.append(curves(f"Loss of {training.output}", losses, "update", "loss"))
     scores = [
         Point(step.step, step.chrf, "validation", "chrF++")
         for step in training.validation
         if step.chrf is not None
     ]
-    if scores:
-        pictures.append(curves(f"chrF++ of {training.output}", scores, "update", "chrF++"))
-    yield pictures
+    yield [
+        curves(f"{caption} of {training.output}", points, "update", title)
+        for caption, title, points in (("Loss", "loss", losses), ("chrF++", "chrF++", scores))
+        if points
+    ]
 
 
 @pictures_of.register
