@@ -31,7 +31,7 @@ from prunecli.report.charts import (
 )
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.gates import GateStatistics
-from prunecli.results.languages import Languages, Texts, Tree
+from prunecli.results.languages import SIDES, Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
 from prunecli.results.rewriting import Shrunk, Training
 from prunecli.results.similarity import (
@@ -224,18 +224,17 @@ def _languages(languages: Languages) -> Rows:
 
     Figures 1, 3 and 7 of 2212.09811.
     """
-    clusters, similarity, pairs = languages.clustering, languages.similarity, languages.pairs
+    clusters, pairs = languages.clustering, languages.pairs
     by_side = {
         "Languages by the encoder experts of their source": clusters.encoder,
         "Languages by the decoder experts of their target": clusters.decoder,
     }
-    sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
-    maps = [
+    yield trees(by_side, languages.families)
+    yield [
         heat_map(f"Jaccard similarity, {side} experts", pd.DataFrame(matrix, pairs, pairs))
-        for side, matrix in sides.items()
-        if matrix is not None and len(pairs) <= MOST_PAIRS
+        for side in SIDES
+        if (matrix := getattr(languages.similarity, side, None)) is not None and len(pairs) <= MOST_PAIRS
     ]
-    drawn = []
     if (layers := languages.experts_per_layer) is not None:
         rows = [
             Bar(
@@ -250,10 +249,7 @@ def _languages(languages: Languages) -> Rows:
             )
         ]
         caption = "Experts kept by each layer under the global threshold: mean and range over the pairs"
-        drawn = [bars(caption, rows, "experts")]
-    yield trees(by_side, languages.families)
-    yield maps
-    yield drawn
+        yield [bars(caption, rows, "experts")]
 
 
 @pictures_of.register
