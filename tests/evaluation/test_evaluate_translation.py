@@ -20,6 +20,7 @@ from prunecli.tensors.transaction import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, language_id, load_tokenizer
+from tests.families import full_and_pruned
 from tests.opening import load
 from tests.tiny import json_of, tiny_nllb_moe
 
@@ -33,9 +34,7 @@ OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="c
 
 @pytest.fixture(scope="module")
 def checkpoints(shared_path):
-    return {
-        name: tiny_nllb_moe(shared_path / name, seed=seed) for seed, name in enumerate(("full", "pruned"))
-    }
+    return full_and_pruned(shared_path, "nllb-moe")
 
 
 @pytest.fixture

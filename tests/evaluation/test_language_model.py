@@ -30,7 +30,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
-from tests.families import tiny, tiny_family
+from tests.families import full_and_pruned, tiny, tiny_family
 from tests.opening import load
 from tests.reference import divergence as reference
 from tests.reference.divergence import continued
@@ -43,9 +43,7 @@ OPTIONS = EvaluationOptions(batch_tokens=64, max_new_tokens=5, device="cpu")
 
 @pytest.fixture(scope="module")
 def models(shared_path):
-    return {
-        name: tiny_family(shared_path / name, "llama", seed=n) for n, name in enumerate(("full", "pruned"))
-    }
+    return full_and_pruned(shared_path, "llama")
 
 
 def results(checkpoints: dict[str, Path], text: PlainText = TEXT, **more: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.evaluation.losses import losses
-from tests.families import tiny_family
+from tests.families import full_and_pruned, tiny_family
 from tests.opening import load
 from tests.reference.losses import logits_of, nll
 from tests.reference.scoring import matthews
@@ -33,23 +33,17 @@ from tests.stock_mixtures import save_mixture
 from tests.tiny import json_of, tiny_nllb_moe
 
 OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
 @pytest.fixture(scope="module")
 def causal(shared_path):
-    return {
-        name: tiny_family(shared_path / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))
-    }
+    return full_and_pruned(shared_path, "gpt2")
 
 
 @pytest.fixture(scope="module")
 def classifiers(shared_path):
-    seeds = {"full": 0, "pruned": 1}
-    return {
-        name: tiny_family(shared_path / f"c-{name}", "bert", seed=n, **CLASSIFIER)
-        for name, n in seeds.items()
-    }
+    classifier = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+    return full_and_pruned(shared_path, "bert", **classifier)
 
 
 @pytest.fixture(scope="module")
