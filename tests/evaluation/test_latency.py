@@ -1,5 +1,3 @@
-import io
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -247,23 +245,11 @@ def test_examples_of_a_classifier(labelled, monkeypatch):
     assert found.described == "4 examples of pairs.tsv"
 
 
-def in_this_process(command, **options):
-    """Do what the new process would do."""
-    assert command[1:] == ["-m", latency.__name__]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(options["input"])))
-        patch.setattr("sys.stdout", written := io.StringIO())
-        latency.main()
-    return subprocess.CompletedProcess(command, 0, written.getvalue().encode(), b"")
-
-
 @pytest.mark.parametrize("task", ["mlm", "embedding"])
 def test_load_time_and_peak_memory_of_a_process_of_its_own(text, monkeypatch, task):
     sentence_model("full") if task == "embedding" else tiny_family("full", "roberta")
-    if task == "mlm":
+    if task == "mlm":  # what the other's own process does
         monkeypatch.setattr(latency, "measure_cost", run_task)
-    else:  # what a process of its own does; that of a failure is real
-        monkeypatch.setattr(latency.subprocess, "run", in_this_process)
     before = torch.get_num_threads()
     options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
     payload = bench_latency(FULL, text, options).to_json()
