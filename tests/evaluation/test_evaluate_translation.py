@@ -129,17 +129,7 @@ def interrupt(checkpoints, monkeypatch):
             evaluate(checkpoints, DATA, OPTIONS, OUTPUT)
 
 
-def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, monkeypatch):
-    interrupt(checkpoints, monkeypatch)
-    assert not OUTPUT.exists()
-    assert partial_path(OUTPUT).exists()
-    payload = evaluate(checkpoints, DATA, OPTIONS, OUTPUT).to_json()
-    assert good_and_bad[3:] == [("pruned", PAIRS[1])]
-    assert not partial_path(OUTPUT).exists()
-    assert payload == evaluate(checkpoints, DATA, OPTIONS, "whole.json").to_json()
-
-
-def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, monkeypatch):
+def test_an_interrupted_run_goes_on_in_its_type_and_ends_alike(checkpoints, good_and_bad, monkeypatch):
     """Less memory was free the first time: the second would choose another type, and translate everything anew."""
     said = []
 
@@ -148,13 +138,17 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
     monkeypatch.setattr(fitting, "candidates", computed_in("bfloat16"))
     interrupt(checkpoints, monkeypatch)
+    assert not OUTPUT.exists()
+    assert partial_path(OUTPUT).exists()
     monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
     payload = evaluate(checkpoints, DATA, OPTIONS, OUTPUT, say=said.append).to_json()
     assert good_and_bad[3:] == [("pruned", PAIRS[1])]
+    assert not partial_path(OUTPUT).exists()
     assert said[-1] == "Computed in bfloat16, as before the interruption."
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
     again = evaluate(checkpoints, DATA, OPTIONS, OUTPUT, force=True)
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
+    assert payload == evaluate(checkpoints, DATA, OPTIONS.updated(dtype="bfloat16")).to_json()
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, monkeypatch):
