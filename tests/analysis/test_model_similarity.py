@@ -147,11 +147,6 @@ def test_one_stack_reads_plain_text():
     assert found.mean == {}
 
 
-def test_too_few_sentences_are_refused():
-    with pytest.raises(DataError, match="19 sentences are too few"):
-        portions_of(PlainText((Path("text.txt"),), LINES[:19]))
-
-
 # Token means of what components add to the residual stream, against the stream itself, one sentence at a time.
 
 SOURCES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")

@@ -268,7 +268,6 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(text, monkeypatch, ta
     [
         ("llama", "mlm", {}, "mlm: the model is a LlamaForCausalLM"),
         ("roberta", "lm", {}, "lm: the model is a RobertaForMaskedLM"),
-        ("llama", "lm", {"beams": (2,)}, "`beams` goes with `task=translation`, not lm"),
         ("llama", "lm", {"sentences": 9}, "12 texts were asked for"),
     ],
 )
