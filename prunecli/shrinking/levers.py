@@ -100,7 +100,6 @@ class Levers:
     store: Store
     progress: Progress
     say: Say
-    _measured: dict[tuple[str, str], Any] = field(default_factory=dict)
     _scored: dict[Kind, Sequence[Axis]] = field(default_factory=dict)
 
     @cached_property
@@ -278,22 +277,20 @@ class Levers:
         return {"metric": metric} if metric == "random" else {"scores": self._scores(name, metric)}
 
     def _scores(self, name: str, metric: str) -> Any:
-        """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
-        if (name, metric) not in self._measured:
-            key = f"scores {name} {metric}"
-            kind = GateStatistics if metric == GATES else Scores
-            if key not in self.store.records:
-                if metric in (GRADIENT, NORMS):  # of all levers in one pass
-                    scored = measure_gradients(
-                        self.checkpoint, self.data, self._scored, self.options, self.progress
-                    )
-                    found = {f"scores {part}s {own.method}": own for part, own in scored.items()}
-                else:
-                    found = {key: self._measure(metric)}
-                for label, scores in found.items():
-                    self.store.put(label, scores.to_json())
-            self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
-        return self._measured[name, metric]
+        """The scores of the units of a lever, measured once, or by the run that this one resumes."""
+        key = f"scores {name} {metric}"
+        if key not in self.store.records:
+            if metric in (GRADIENT, NORMS):  # of all levers in one pass
+                scored = measure_gradients(
+                    self.checkpoint, self.data, self._scored, self.options, self.progress
+                )
+                found = {f"scores {part}s {own.method}": own for part, own in scored.items()}
+            else:
+                found = {key: self._measure(metric)}
+            for label, scores in found.items():
+                self.store.put(label, scores.to_json())
+        kind = GateStatistics if metric == GATES else Scores
+        return kind.from_json(self.store.records[key], Path(key))
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""
