@@ -56,7 +56,7 @@ def good_and_bad(monkeypatch):
     return calls
 
 
-def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
+def test_scores_means_and_significance(checkpoints, good_and_bad, monkeypatch):
     monkeypatch.setattr(module, "require_comet", lambda: "comet-score")
 
     def comet_scores(model, sources, references, systems, *, gpu):
@@ -67,18 +67,12 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
     monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
     payload = evaluate(checkpoints, DATA, OPTIONS.updated(comet="some/model")).to_json()
     full, pruned = payload["results"]
-    assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["comet"]["p_value"] < 0.05
+    wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
+    assert (full["mean"]["comet"], pruned["mean"]["comet"], wrong["comet"]) == (90, 60, 30)
+    assert wrong["bootstrap"]["comet"]["p_value"] < 0.05
     assert pruned["mean"]["significant"]["comet"] == {"worse": 1, "better": 0}
     assert payload["signatures"]["comet"] == "model:some/model|scale:100"
-
-
-def test_scores_means_and_significance(checkpoints, good_and_bad):
-    payload = evaluate(checkpoints, DATA, OPTIONS, "e.json").to_json()
-    full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
-    wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
     assert (right["chrf++"], wrong["over_generated"]) == (100, 1)
     assert pruned["mean"]["over_generated"] == 0.5
     assert pruned["mean"]["chrf++"] == pytest.approx((100 + wrong["chrf++"]) / 2)
@@ -87,7 +81,7 @@ def test_scores_means_and_significance(checkpoints, good_and_bad):
     assert pruned["mean"]["significant"]["chrf++"] == {"worse": 1, "better": 0}
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
-    assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
+    assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu", "comet"}
 
 
 @pytest.mark.parametrize(
@@ -158,27 +152,23 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, mo
     assert len(good_and_bad) == 7
 
 
-def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad):
-    options = OPTIONS.updated(samples=0, hypotheses=Path("hyps"))
-    evaluate(checkpoints, DATA, options, "e.json")
-    path = Path("hyps/full/test.eng_Latn-fra_Latn.hyp")
-    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
-
-
-def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad):
+def test_existing_results_are_refused_before_the_work_if_not_forced(checkpoints, good_and_bad):
     OUTPUT.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
         evaluate(checkpoints, DATA, OPTIONS, OUTPUT)
     kept = Path("pruned/test.fra_Latn-eng_Latn.hyp")
     kept.parent.mkdir()
     OUTPUT.rename(kept)
+    options = OPTIONS.updated(hypotheses=Path())
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, DATA, OPTIONS.updated(hypotheses=Path()), OUTPUT)
+        evaluate(checkpoints, DATA, options, OUTPUT)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
     kept.rename(OUTPUT)
-    evaluation = evaluate(checkpoints, DATA, OPTIONS, OUTPUT, force=True)
+    evaluation = evaluate(checkpoints, DATA, options, OUTPUT, force=True)
     assert evaluation.to_json() == json_of(OUTPUT)
+    outputs = Path("full/test.eng_Latn-fra_Latn.hyp").read_text()
+    assert outputs.splitlines() == list(TEXT.sentences["fra_Latn"])
 
 
 SENTENCES = ("the hat", "", "a", "the hen is on the hat in the inn", "no", "the hat is thin then")

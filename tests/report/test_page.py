@@ -331,15 +331,12 @@ def test_correlations_of_heads():
     says(found, "de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25")
 
 
-def test_texts():
-    texts = compare_by_text(text_statistics(), LanguageOptions(), ())
-    found = page(texts=texts.to_json())
-    assert found.sections() == ["Texts"]
+def test_texts_and_their_gate_statistics():
+    gates = text_statistics()
+    texts = compare_by_text(gates, LanguageOptions(), ())
+    found = page(texts=texts.to_json(), gates={**gates.header([], None), **gates.to_json()})
+    assert found.sections() == ["Experts", "Texts"]
     says(found, "3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp")
 
-
-def test_gate_statistics_of_texts():
-    gates = text_statistics()
-    found = page(gates={**gates.header([], None), **gates.to_json()})
     assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
     assert "3 texts." in found.text
