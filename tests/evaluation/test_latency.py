@@ -212,8 +212,9 @@ def test_prefill_and_decode_are_told_apart(text, monkeypatch):
     assert "beam" not in timings[1, "decode"].to_json()
 
 
-def test_prompts_of_one_length(text, monkeypatch):
+def test_prompts_of_one_length_are_cut_out_of_lines_and_documents(text, monkeypatch):
     clocked = Clocked(monkeypatch)
+    monkeypatch.setattr(workloads, "PROMPT", 9)
     tiny_family("full", "gpt2")
     options = QUICK.updated(sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
     bench_latency(FULL, text.updated(context=5), options)
@@ -224,6 +225,12 @@ def test_prompts_of_one_length(text, monkeypatch):
         bench_latency(FULL, text.updated(context=60), options.updated(new_tokens=4))
     with pytest.raises(UsageError, match="64 new tokens"):
         bench_latency(FULL, text, options.updated(new_tokens=63))
+    clocked.passes.clear()
+    found = bench_latency(FULL, text.updated(whole_files=None), options)
+    assert clocked.passes[0][0] == (2, 9)
+    assert found.data["whole_files"] is True
+    with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
+        bench_latency(FULL, text.updated(whole_files=True), options.updated(sentences=8))
 
 
 def test_examples_of_a_classifier(labelled, monkeypatch):
@@ -275,18 +282,6 @@ def test_text_and_models_that_do_not_go_together(text, family, task, more, messa
     tiny_family("full", family)
     with pytest.raises(PruneError, match=message):
         bench_latency(FULL, text, QUICK.updated(**more), task=task)
-
-
-def test_prompts_are_cut_out_of_documents(text, monkeypatch):
-    clocked = Clocked(monkeypatch)
-    monkeypatch.setattr(workloads, "PROMPT", 9)
-    tiny_family("full", "gpt2")
-    options = QUICK.updated(sentences=3, batch_sizes=(1,), runs=1, new_tokens=2)
-    found = bench_latency(FULL, text.updated(whole_files=None), options)
-    assert [shape for shape, _ in clocked.passes if shape[1] > 1] == [(1, 9)] * 3
-    assert found.data["whole_files"] is True
-    with pytest.raises(DataError, match="4 prompts of 9 tokens, 8 are needed"):
-        bench_latency(FULL, text.updated(whole_files=True), options.updated(sentences=8))
 
 
 def test_a_classifier_without_padding_takes_one_at_a_time(labelled):
