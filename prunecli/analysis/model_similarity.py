@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from prunecli.analysis.measures import Features, linear_cka, local_neighbourhood_similarity, neighbour_count
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from prunecli.evaluation.options import Measure, SimilarityOptions
+from prunecli.evaluation.options import SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.patchwork import submodule
@@ -268,9 +268,9 @@ class Comparison:
 
     components: tuple[tuple[Component, ...], ...]
     width: int
-    similarities: Mapping[Measure, Floats]
+    similarities: Mapping[str, Floats]
 
-    def part(self, name: str, measure: Measure) -> Floats:
+    def part(self, name: str, measure: str) -> Floats:
         """The similarities within the `first` or the `second` model, or `between` both: `[rows, columns]`."""
         count = len(self.components[0])
         places = {"first": slice(count), "second": slice(count, None)}
@@ -308,15 +308,15 @@ def compare(
                 f"{checkpoint.path}: {kind} reads other text than the first model",
                 "Compare models with one stack, or models with two.",
             )
-    has_lns = "lns" in options.measures
+    has_lns = options.measure != "cka"
     counts = [neighbour_count(options.neighbours, len(one)) if has_lns else None for one in portions]
 
     def compared(pairs: Iterable[Sequence[Outputs]]) -> Comparison:
         """Comparison of one or two models from their outputs on each portion."""
-        found = defaultdict[Measure, list[Floats]](list)
+        found = defaultdict[str, list[Floats]](list)
         for outputs, k in zip(pairs, counts, strict=True):
             features = [array for own in outputs for array in own.values()]
-            if "cka" in options.measures:
+            if options.measure != "lns":
                 found["cka"].append(linear_cka(features))
             if k is not None:
                 found["lns"].append(local_neighbourhood_similarity(features, k))
@@ -333,7 +333,7 @@ def compare(
         for other in others
     ]
     randoms = []
-    for seed in options.seeds:
+    for seed in range(options.random_baseline or 0):
         drawn = _represented(f"random weights, seed {seed}", first, portions, options, progress, seed)
         randoms.append(compared(zip(whole, drawn, strict=True)))
     main, *benchmarks = found or [compared(zip(whole, strict=True))]
@@ -343,7 +343,7 @@ def compare(
             **Similarity.header(checkpoints.values()),
             "checkpoints": names,
             "benchmarks": names[2:],
-            **({"random_seeds": list(options.seeds)} if randoms else {}),
+            **({"random_seeds": [*range(len(randoms))]} if randoms else {}),
             "device": options.device,
             "dtype": options.dtype,
             "context": options.context,

@@ -92,13 +92,15 @@ def bench_latency(
         beams = (BEAM,) if task == "translation" else (1,)
         options = options.updated(beams=beams)
     opened = {label: open_model(path) for label, path in directories.items()}
+    beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
+    # A batch is full at every size, so that its speed is that of the size.
+    count = -(-options.sentences // largest) * largest
     with threads(options.threads or idle_threads(opened.values(), say)):
         work = {
-            label: workload(checkpoint, data, options.count, options.new_tokens)
+            label: workload(checkpoint, data, count, options.new_tokens)
             for label, checkpoint in opened.items()
         }
         gc.collect()
-        beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
         longest = max(one.longest for one in work.values())
         load = Load(largest, beam, max(longest, options.new_tokens))
         # One type for all models: speeds in two types cannot be compared.
