@@ -225,9 +225,6 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
     )
 
 
-Pair = tuple[str, str]
-
-
 def jaccard_matrix(selected: Bools) -> Floats:
     """|A ∩ B| / |A ∪ B| of each two rows of `[sets, members]`: `[sets, sets]`, symmetric; 1 for two empty sets."""
     holds = selected.astype(np.float32)  # counts below 2^24 are exact in it
@@ -242,7 +239,7 @@ RELATIONS = ("same source", "same target", "neither")
 """What two different pairs have in common."""
 
 
-def spread_by_relation(pairs: Sequence[Pair], matrix: Floats) -> dict[str, Relation | None]:
+def spread_by_relation(pairs: Sequence[tuple[str, str]], matrix: Floats) -> dict[str, Relation | None]:
     """Mean, lowest and highest similarity of the pairs with a common source, a common target, or neither.
 
     A relation that no two pairs have is None. Values are rounded to 6 digits.

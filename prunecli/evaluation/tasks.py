@@ -40,8 +40,6 @@ from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 Ints = NDArray[np.int64]
 T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
-WINDOWS_TEST = f"{T_TEST} over the windows' losses"
-"""Test for `lm` if each file is one document."""
 
 
 @dataclass

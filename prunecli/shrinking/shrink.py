@@ -96,12 +96,8 @@ class Shrinking:
         self._levers = Levers(
             source, self._scored, _lines(first), options, self._store, self.progress, self.say
         ).find()
-        self._measurer = self._measurer_of(little(second, options.trial_tokens))
+        self._measurer = Measurer(source, little(second, options.trial_tokens), options, self.progress)
         self._begun, self._begun_with = time.monotonic(), set[str]()
-
-    def _measurer_of(self, data: Dataset) -> Measurer:
-        # For the divergence, the original's output layer would be kept.
-        return Measurer(self.source, data, self.options, self.progress, diverges=self.options.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -240,7 +236,7 @@ class Shrinking:
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self.progress, say=self.say
         )
-        measurer = self._measurer_of(self.closing)
+        measurer = Measurer(source, self.closing, options, self.progress)
         sizes, speedup = applied.summary, self._speedup(cut_path)
 
         def add(model: str, path: Path) -> None:
