@@ -62,18 +62,13 @@ def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
     """Assign checkpoints that were reduced in the same way to one line."""
     count = range(len(checkpoints))
-    is_reduced = [bool(fractions[at] or checkpoints[at].structure.history) for at in count]
     made = {
-        at: [
-            other
-            for other in count
-            if other != at and is_reduced[other] and is_made_from(checkpoints[other], one)
-        ]
+        at: [other for other in count if is_made_from(checkpoints[other], one)]
         for at, one in enumerate(checkpoints)
         if one.structure.is_stock and not _commands([one])
     }
     members = [at for at in count if not made.get(at)]
-    if not any(is_reduced[at] for at in members):
+    if not any(fractions[at] or checkpoints[at].structure.history for at in members):
         return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
     settings = [
         setting(one.structure.history, f"{origin(one.path)['path']} ({_short(one.fingerprint)})")
@@ -91,7 +86,7 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     """Whether the history of `one` begins with that of `other`, or with `other` itself."""
     history, earlier = one.structure.history, other.structure.history
     if earlier:
-        return len(earlier) < len(history) and list(history[: len(earlier)]) == list(earlier)
+        return len(earlier) < len(history) and history[: len(earlier)] == earlier
     if not history:
         return False
     source = history[0].get("source")
