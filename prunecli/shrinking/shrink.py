@@ -114,13 +114,13 @@ class Shrinking:
         elif in_bytes:
             most = self._most_bytes()
         else:
-            most = whole * (DEFAULT_SHARE if options.params is None else options.params)
-
-        by_speed = options.speed is not None
+            most = whole * (options.params or DEFAULT_SHARE)
         search = Search(
             self._levers,
-            lambda shares, metrics: size(shares, metrics) / (whole if by_speed else 1),
-            lambda one: 1 / (one.speedup or 1) if by_speed else one.bytes if in_bytes else one.parameters,
+            lambda shares, metrics: size(shares, metrics) / (whole if options.speed else 1),
+            lambda one: (
+                1 / (one.speedup or 1) if options.speed else one.bytes if in_bytes else one.parameters
+            ),
             most,
             self._measurer.original.cost or 0.0,
             self._attempt,
