@@ -105,4 +105,4 @@ class ShrinkOptions(RunOptions):
     def target(self) -> str:
         """The target in words, as the command line spells it."""
         name = next((name for name in TARGETS if getattr(self, name) is not None), "params")
-        return f"--{name} {getattr(self, name) or DEFAULT_SHARE:g}"
+        return f"--{name} {getattr(self, name) or DEFAULT_SHARE:.15g}"

@@ -86,6 +86,14 @@ def test_shares_of_experts_hidden_units_are_widths_that_run():
     assert Levers(open_model(demo.LM_CHECKPOINT), *given)._units().shares == (0.0, 0.3333, 0.6666)
 
 
+@pytest.mark.parametrize(
+    "target", ["--params 0.7", "--size 1234567890", "--fit 4294967296", "--speed 1.5", "--speed 2"]
+)
+def test_the_target_of_a_history_can_be_typed_again(target):
+    name, value = target.removeprefix("--").split()
+    assert ShrinkOptions(**{name: value}).target == target
+
+
 def test_no_time_for_a_mixture_is_refused():
     with pytest.raises(UsageError, match="No mixture that was measured"):
         search({"units": lambda share, _: share}, most=0.3, minutes=0, units=lever()).run(1)
