@@ -314,8 +314,6 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
         for name, evaluation in data.of(Evaluation)
         if len(evaluation.results) > 1
     ]
-    if found:
-        return found
     own = [
         Finding(
             entry.name,
@@ -325,7 +323,7 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
         for entry in data.checkpoints
         if (size := entry.checkpoint.structure.original_size) is not None
     ]
-    return [("against the originals", own)] if own else []
+    return found or [("against the originals", own)]
 
 
 def best(found: Sequence[Finding]) -> list[Finding]:
