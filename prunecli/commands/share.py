@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prunecli.results.rewriting import Factorization, Sharing
 
 
-class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
+class ShareFfn(ScoredOptions, FfnOptions):
     """Options of the command."""
 
     LEFT_OUT = ("stream", "save_scores")
@@ -49,7 +49,7 @@ def share_ffn(options: ShareFfn) -> None:
     """
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
+        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse(options.given, "is of no use: no text is read here.")
@@ -90,7 +90,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
             )
         )
     kind, more = (FfnSharing, {"sparse": plan.sparse}) if is_ffn else (AttentionSharing, {})
-    return shown.document(kind, plan.options.seed, groups=groups, removed=plan.removed, **more)
+    return shown.document(kind, groups=groups, removed=plan.removed, **more)
 
 
 def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
@@ -172,8 +172,7 @@ def share_attention(options: ShareAttention) -> None:
     FFNs. Recover the quality with prunecli finetune.
     """
     with options.open() as opened:
-        plan = prunecli.plan_attention(opened, options)
-        _share(opened, options, plan)
+        _share(opened, options, prunecli.plan_attention(opened, options))
 
 
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
@@ -246,7 +245,6 @@ def _document(
         fits["output_layer"] = TableQuality(explained_variance=output.explained_variance, **cosine)
     return shown.document(
         Factorization,
-        plan.options.seed,
         embedding=plan.change.to_json(),
         embedding_parameters_before=before,
         embedding_parameters_after=after,

@@ -59,7 +59,7 @@ from prunecli.running.batches import (
 )
 from prunecli.running.examples import Batch, num_examples
 from prunecli.running.layerwise.runner import Runner
-from prunecli.running.runner import REHEARSING, frozen
+from prunecli.running.runner import REHEARSING
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 
@@ -258,7 +258,8 @@ def gradient_sums(
         masks.flush(len(batch.indices))
         return losses_of(model, batch)
 
-    with frozen(model), ExitStack() as hooks:
+    model.requires_grad_(False)  # gradients of activations, and of what is watched, are all that is needed
+    with ExitStack() as hooks:
         masks = _Masks(checkpoint, model, StockNames(checkpoint, model), hooks, per, readers)
         takers: dict[Tensor, list[Take]] = defaultdict(list)
         seen = masks.watch_units_of_experts(every)

@@ -100,7 +100,7 @@ def unit_norms(
     product = np.ones(count)
     for name, carrier in carriers.items():
         found = []
-        for rows in values(checkpoint, made(name), "F64"):
+        for rows in values(checkpoint, made(name)):
             others = tuple(other for other in range(rows.ndim) if other != carrier.dim)
             found.append(np.square(rows).sum(axis=others))
         each = np.concatenate(found) if carrier.dim == 0 else np.sum(found, axis=0)

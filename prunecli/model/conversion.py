@@ -1,8 +1,10 @@
 """GGUF files and LoRA adapters as checkpoint directories: transformers decodes the one, peft merges the other."""
 
 import os
+import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
@@ -34,6 +36,9 @@ _TASKS = {
     "FEATURE_EXTRACTION": "",
 }
 """Task of an adapter, as peft calls it -> end of the name of the AutoModel class of its base model."""
+
+_LABELS = re.compile(r"(score|classifier(\.out_proj)?)\.weight$")
+"""Name of a weight with a row for each label."""
 
 
 def checkpoint_directory(
@@ -100,7 +105,8 @@ def _plain_errors(path: Path, bars: bool) -> Iterator[None]:
             raise
         raise CheckpointError(
             f"{path}: cannot be converted ({kind_and_reason(error)})",
-            "Give the model as model.safetensors or pytorch_model.bin.",
+            "Give the model as model.safetensors or pytorch_model.bin. An adapter's base model has to open in plain "
+            "transformers: name the one before it was quantised, or merge them with peft yourself.",
         ) from error
 
 
@@ -153,8 +159,18 @@ def _merge(path: Path, new: Path, say: Say) -> str:
     ending = _TASKS.get(str(adapter.get("task_type")))
     name = "AutoModel" if not ending else f"AutoModelFor{ending}"
     model_class = _class_of(config) if ending is None else getattr(transformers, name)
-    model = model_class.from_pretrained(base, dtype="auto", local_files_only=True)
-    peft.PeftModel.from_pretrained(model, path).merge_and_unload().save_pretrained(new)
+    stored = peft.load_peft_weights(str(path), device="cpu").items()
+    own = {name.removeprefix("base_model.model.").replace(".base_layer", ""): value for name, value in stored}
+    if labels := [len(value) for name, value in own.items() if _LABELS.search(name)]:
+        config.num_labels = labels[0]
+    model = model_class.from_pretrained(base, config=config, dtype="auto", local_files_only=True)
+    table = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is table)
+    if (rows := own.get(f"{name}.weight")) is not None and len(rows) != table.num_embeddings:
+        model.resize_token_embeddings(len(rows), mean_resizing=False)
+    adapted = peft.PeftModel.from_pretrained(model, path)
+    _part_from_tied(model, peft.tuners.tuners_utils.BaseTunerLayer)
+    adapted.merge_and_unload().save_pretrained(new)
     for folder in (base, path):
         for file in side_files(folder, ()).carried:
             target = new / file.relative_to(folder)
@@ -162,6 +178,19 @@ def _merge(path: Path, new: Path, say: Say) -> str:
             if file.name != "generation_config.json":
                 shutil.copyfile(file, target)
     return f"Merged with its base model {named}: {path}"
+
+
+def _part_from_tied(model: Any, layer_class: Any) -> None:
+    """Give layers with updates weights of their own: merged, an update would change what is tied to its layer too."""
+    from torch.nn import Parameter
+
+    holders = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    for layer in model.modules():
+        if isinstance(layer, layer_class):
+            own = layer.get_base_layer()
+            for name, weight in [*own.named_parameters(recurse=False)]:
+                if holders[id(weight)] > 1:
+                    setattr(own, name, Parameter(weight.clone()))
 
 
 def _class_of(config: Any) -> Any:

@@ -80,7 +80,7 @@ def require_count(count: int | None, present: int, what: str, source: str, holds
         )
 
 
-JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Endings of the names of such files, which `.gz` may follow."""
 _REMEDY = 'A line is {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}.'
 
@@ -94,16 +94,19 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> tuple[str | Chat, ...]:
-    """The text or chat of every line that is not blank.
+    """The text or chat of every line that is not blank, or of every entry of a list.
 
     Raises:
         DataError: no such file, or one that is not as it should be (with the line).
     """
+    lines = read_lines(path)
+    is_list = path.suffix == ".json" and lines[0].startswith("[")
+    rows = parsed_line(str(path), "\n".join(lines), _REMEDY) if is_list else lines
     documents = []
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number:,}"
-        if line.strip():
-            document = document_of(parsed_line(where, line, _REMEDY))
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, {'entry' if is_list else 'line'} {number:,}"
+        if is_list or row.strip():
+            document = document_of(row if is_list else parsed_line(where, row, _REMEDY))
             if document is None:
                 raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
             documents.append(document)

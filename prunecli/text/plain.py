@@ -90,7 +90,7 @@ def read_plain(
 ) -> PlainText:
     r"""Read UTF-8 text without byte order marks; `\r\n` ends a line as `\n` does.
 
-    A file called `.jsonl` holds an object a line, whose `text` is one text; `hf://…` is a data set of the hub.
+    Files of `JSON_LINES` hold objects whose `text` is one text; `hf://…` is a data set of the hub.
 
     Args:
         files: in the order in which they are to be read.
@@ -119,8 +119,8 @@ def read_plain(
         else:
             documents = read_hub_data(path) if is_hub_data(path) else read_json_lines(path)
             rows = [one for one in documents if isinstance(one, str) and one.strip()]
-            if not rows or not all(isinstance(one, str) for one in documents):
-                held = "chats" if documents else "no text"
+            held = "no text" if all(isinstance(one, str) for one in documents) else "chats"
+            if not rows or held == "chats":
                 raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
         filled = [number for number, row in enumerate(rows) if row.strip()]
         filled = filled[: None if max_sentences is None else max_sentences - read[name]]
@@ -202,8 +202,8 @@ def read_corpora(
 ) -> tuple[Corpus, ...]:
     """Read files of text; those of one name are one corpus, the first of a name says where it stands.
 
-    A file called `.jsonl` holds an object a line: `text`, or `messages`; `hf://…` is a data set of the hub. Any other
-    is plain text in UTF-8.
+    Files of `JSON_LINES` hold objects with `text` or `messages`; `hf://…` is a data set of the hub. Any other is plain
+    text in UTF-8.
 
     Args:
         whole_files: each file of plain text is one document; else each of its lines is.

@@ -246,6 +246,18 @@ def test_lists_of_numbers_of_layers_follow():
     assert config_of("cut")["mlp_only_layers"] == [0]
 
 
+def test_a_list_of_numbers_of_layers_may_name_some_that_are_not_there():
+    """The cross-attention of Mllama's layer 3 has no heads of the self-attention that its neighbours have."""
+    config = tiny.tiny_config("mllama")
+    config.num_hidden_layers = 5
+    model = tiny.drawn(tiny.auto_class("mllama"), config)
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    heads = axes_of(checkpoint, "head")
+    assert [axis.layer for axis in heads] == [0, 1, 2, 4]
+    assert cutting.apart(model, checkpoint, heads, "out", uneven=True) < 2e-4
+
+
 def test_remedies_of_refusals_work(opened):
     with pytest.raises(UnsupportedModelError, match="No FFN was found") as caught:
         plan_widths(opened("bitnet")[1], NarrowOptions(metric="norms"))

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.model import conversion
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.loading import load_model
 from prunecli.tensors.hub.names import origin
 from tests.families import tiny_family
 from tests.tiny import PIECES, change_json
@@ -130,6 +131,39 @@ def test_an_adapter_is_merged_into_its_base():
     assert checkpoint.fingerprint != open_model(base).fingerprint
     for name in checkpoint.tensors:
         assert np.array_equal(checkpoint.read(name), merged[name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "labels", "tokens"),
+    [
+        ({"target_modules": ["q_proj", "embed_tokens"]}, 0, 0),
+        ({"target_modules": ["lm_head", "embed_tokens"]}, 0, 0),
+        ({"modules_to_save": ["lm_head"]}, 0, 0),
+        ({"modules_to_save": ["lm_head", "embed_tokens"]}, 0, 3),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, 0, 3),
+        ({"task_type": "SEQ_CLS"}, 5, 0),
+    ],
+)
+def test_merged_it_says_what_the_adapted_model_says(options, labels, tokens):
+    """The table that is tied to the output layer is adapted alone; there are further tokens, or labels."""
+    peft = pytest.importorskip("peft")
+    base = tiny_family("base", "llama", tie_word_embeddings=True, pad_token_id=1)
+    torch.manual_seed(0)
+    if labels:
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(base)
+        model.resize_token_embeddings(model.config.vocab_size + tokens)
+    settings = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **options}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, **settings)).eval()
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            weight.data += torch.randn_like(weight) / 4
+    adapted.save_pretrained("adapter")
+    text = torch.randint(2, model.config.vocab_size, (2, 7))
+    merged = load_model("adapter", device="cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(merged(text).logits, adapted(text).logits)
 
 
 @pytest.mark.parametrize(

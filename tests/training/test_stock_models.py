@@ -98,8 +98,7 @@ def test_parts_alone():
     tables = {"model.embed_tokens.weight", "lm_head.weight"}
     counts = {name: info.numel for name, info in checkpoint.tensors.items()}
     for part, names in (("experts", experts), ("routers", routers), ("embeddings", tables)):
-        chosen = options(steps=2, learning_rate=1e-2, train=part)
-        trained = train(source, part, chosen, language_model())
+        trained = train(source, part, options(steps=2, learning_rate=1e-2, train=part), language_model())
         moved = changed(source, trained)
         # An expert to which no token was sent stays.
         assert moved <= names if part == "experts" else moved == names
