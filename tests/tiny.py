@@ -58,6 +58,14 @@ def tiny_nllb_moe(
     return directory
 
 
+def fewer_experts(directory: Path | str, kept: Sequence[int], *history: Any, **options: Any) -> Path:
+    """A `tiny_nllb_moe` whose config.json says that each layer kept these of 8 experts."""
+    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+    mark = {"version": 1, "history": list(history), "experts": dict.fromkeys(layers, tuple(kept))}
+    mark["original_experts"] = dict.fromkeys(layers, 8)
+    return tiny_nllb_moe(directory, experts=len(kept), config={"prunecli": mark}, **options)
+
+
 _IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
 _GENERATION = {**_IDS, "max_length": 64, "transformers_version": "5.23.0"}
 

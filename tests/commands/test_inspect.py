@@ -12,7 +12,7 @@ from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.results.tables import rows
 from tests.structures import axes_of
-from tests.tiny import VOCAB, change_config, config_of, random_tensors, tiny_nllb_moe
+from tests.tiny import VOCAB, change_config, config_of, fewer_experts, random_tensors, tiny_nllb_moe
 
 
 @pytest.fixture
@@ -84,13 +84,9 @@ def test_an_ffn_that_cannot_be_is_named(tiny):
 
 
 def test_a_pruned_model_shows_what_is_left_and_how():
-    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     step = {"command": "prune-experts", "source": {"path": "base", "fingerprint": "sha256:0"}}
     step["arguments"] = {"ratio": 0.5, "metric": "importance", "force": True, "source": None}
-    experts = {layer: [0, 3, 5, 6] for layer in layers}
-    structure = {"version": 1, "history": [step], "experts": experts}
-    structure["original_experts"] = dict.fromkeys(layers, 8)
-    directory = tiny_nllb_moe("pruned", experts=4, shards=2, config={"prunecli": structure})
+    directory = fewer_experts("pruned", [0, 3, 5, 6], step, shards=2)
     text = done(directory).out
     assert text.count("4 of 8") == 4
     assert "2 .safetensors files" in text

@@ -66,7 +66,7 @@ def test_shipped_recipes_fit_the_real_commands(path):
         Path(name).mkdir()
     for name in ("train.tsv", "dev.tsv", "train.txt", "valid.txt", "test.txt"):
         Path(name).write_text("0\ta\n")
-    assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables()).steps
+    assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
 
 
 def test_files_of_named_texts_are_inputs():
@@ -81,7 +81,7 @@ steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"],
         with pytest.raises(UsageError, match=r"its input code\.txt does not exist"):
             resolve(path, read_recipe(path), parameters())
         Path("code.txt").write_text("a\n")
-        (step,) = resolve(path, read_recipe(path), parameters()).steps
+        (step,) = resolve(path, read_recipe(path), parameters())
         assert step.inputs == (Path("prose.txt"), Path("code.txt"))
         assert step.arguments[:4] == ("--text", "prose=prose.txt", "--text", "code=code.txt")
         Path("code.txt").unlink()
@@ -167,8 +167,8 @@ def test_the_recipe_of_the_page_is_one():
     page = Path(__file__).parents[2] / "docs/reference/commands/run.md"
     path = Path("page.yaml")
     path.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
-    assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
+    steps = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
+    assert [step.command for step in steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
     words = []
     monkeypatch.setattr(subprocess, "Popen", lambda given, env: words.append(given))
     monkeypatch.setattr(run, "wait", lambda child: 0)
-    step = Step("a", "evaluate", ("--beam", "4"), accepts=frozenset({"force", "quiet"}))
+    step = Step("a", "evaluate", ("--beam", "4"))
     with console.speaking_of(Options, quiet=True):
         run._execute(step, True)
-        run._execute(Step("b", "inspect", ()), True)
+        run._execute(Step("b", "explain", ()), True)
     assert words[0][1:] == ["-m", "prunecli", "evaluate", "--force", "--quiet", "--beam", "4"]
-    assert words[1][1:] == ["-m", "prunecli", "inspect"]
+    assert words[1][1:] == ["-m", "prunecli", "explain"]
 
 
 CHILD = """

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -33,27 +33,22 @@ def paired_p_value(
     return float((np.sum(centred > real) + 1) / (samples + 1))
 
 
-def mean_of(pairs: dict[str, dict[str, float]], score: str, source: set[str], target: set[str]) -> float:
-    """The mean of a score over the pairs from one of `source` to one of `target`.
-
-    Args:
-        pairs: "SOURCE-TARGET" -> score -> value.
-    """
-    values = []
-    for a in source:
-        for b in target:
-            if a != b and f"{a}-{b}" in pairs:
-                values.append(pairs[f"{a}-{b}"][score])
-    return fmean(values)
+def values_of(pairs, score, source, target):
+    """A score of each pair from one of `source` to one of `target`; `pairs`: "SOURCE-TARGET" -> score -> value."""
+    ends = {pair: pair.split("-") for pair in pairs}
+    return [pairs[pair][score] for pair, (a, b) in ends.items() if a in source and b in target]
 
 
-def differences_of(first, second, score, source, target):
-    """Mean, standard deviation over all of them, lowest and highest of `second - first` of the pairs of `mean_of`."""
-    pairs = [f"{a}-{b}" for a in source for b in target if a != b and f"{a}-{b}" in first]
-    deltas = [second[pair][score] - first[pair][score] for pair in pairs]
-    mean = fmean(deltas)
-    std = math.sqrt(fmean([(delta - mean) ** 2 for delta in deltas]))
-    return {"mean": mean, "std": std, "lowest": min(deltas), "highest": max(deltas)}
+def mean_of(*given):
+    """The mean of `values_of`."""
+    return fmean(values_of(*given))
+
+
+def differences_of(first, second, *chosen):
+    """Mean, standard deviation over all of them, lowest and highest of `second - first` of the pairs of `values_of`."""
+    deltas = [b - a for a, b in zip(*(values_of(own, *chosen) for own in (first, second)), strict=True)]
+    figures = {"mean": fmean(deltas), "std": pstdev(deltas)}
+    return {**figures, "lowest": min(deltas), "highest": max(deltas)}
 
 
 def matthews(labels, chosen):

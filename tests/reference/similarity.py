@@ -31,11 +31,6 @@ def lns(first, second, k):
     return total / len(first)
 
 
-def token_mean(outputs, tokens):
-    """Mean of the first `tokens` rows, one addition at a time."""
-    return [sum(float(row[column]) for row in outputs[:tokens]) / tokens for column in range(len(outputs[0]))]
-
-
 def jaccard(first, second):
     """Members of both over members of either, counted one by one."""
     everything = list(first) + [item for item in second if item not in first]

@@ -18,7 +18,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.state import Start
 from tests.commands.calls import call, done, refused
 from tests.contracts.method_contract import digests
-from tests.evaluation.test_tasks import cosine_table, plain, vectors_of
+from tests.evaluation.test_tasks import cosine_table, vectors_of
 from tests.families import tiny_family
 from tests.opening import load
 from tests.reference.training_loss import squared_distance
@@ -79,7 +79,7 @@ def test_a_pruned_sentence_encoder_recovers(folder):
     ],
 )
 def test_what_does_not_fit_is_refused(folder, options, message):
-    plain(sentence_model("plain"))
+    sentence_model("plain", is_dense=False)
     tiny_family("narrow", "bert", architectures=["BertModel"], hidden_size=16)
     tiny_family("other", "bert", architectures=["BertModel"], vocab_size=99)
     refused(call(finetune, "model", RUN, options, "--steps 1 -o out"), message)
@@ -101,8 +101,8 @@ def mean_cosine() -> float:
 
 
 def test_vectors_and_hidden_states(folder, monkeypatch):
-    plain(Path("model"))
-    plain(sentence_model("other", seed=1))
+    sentence_model("model", is_dense=False)
+    sentence_model("other", is_dense=False, seed=1)
     models = [load(name) for name in ("other", "model")]
     tokenizer = load_tokenizer(Path("other"))
     learned = make_lesson(Path("other"), models[0], tokenizer, Path("model"), models[1])
@@ -121,7 +121,7 @@ def test_vectors_and_hidden_states(folder, monkeypatch):
 
 
 def test_a_reduced_model_recovers_and_another_vocabulary_is_no_hindrance(folder):
-    plain(Path("model"))
+    sentence_model("model", is_dense=False)
     done(trim_vocabulary, "model", "--text valid.txt --min-count 2", "-o trimmed")
     done(prune_heads, "trimmed --metric random --ratio 0.5 -o pruned")
     run = f"{VECTORS} --valid-text valid.txt --eval-every 20 --steps 60 --json"

@@ -224,7 +224,7 @@ def translation_measurements(
     batches, search = batched_search(model, tokenizer, text.sentences[pair[0]], pair, options)
 
     def run(rows: Sequence[int]) -> list[str]:
-        return [line.strip() for line in tokenizer.batch_decode(search(rows), skip_special_tokens=True)]
+        return [made.text for made in search(rows)]
 
     name = pair_name(*pair)
     return [(tuple((name, index) for index in rows), partial(run, rows)) for rows in batches]
