@@ -221,8 +221,7 @@ def _changed(layout: ModelLayout, tensors: dict[str, Declared]) -> dict[str, Dec
     for layer in parts:
         gone.update(layer.shared_tensors)
         if layer.removed:
-            record = layer.spec if isinstance(layer, AttentionLayer) else layer.stack.ffn
-            gone.update(layer.norm_tensors, (f"{layer.prefix}{spec.name}" for spec in record.tensors))
+            gone.update(layer.norm_tensors, layer.stock_tensors)
         elif not layer.count:  # a tensor of no head at all is not stored
             gone.update(layer.carriers)
         elif not layer.is_shared and layer.count != layer.stated:

@@ -53,6 +53,11 @@ class Owned:
         return self.name.removesuffix(self.spec.name)
 
     @property
+    def stock_tensors(self) -> list[str]:
+        """Full names of all tensors that layers of its stack may have for it, removed or not."""
+        return [f"{self.prefix}{spec.name}" for spec in self.spec.tensors]
+
+    @property
     def side(self) -> Side:
         """Side of its stack."""
         return self.stack.side
@@ -123,6 +128,11 @@ class FfnLayer(Owned):
     def prefix(self) -> str:
         """See `Owned`."""
         return f"{self.name}."
+
+    @property
+    def stock_tensors(self) -> list[str]:
+        """See `Owned`."""
+        return [f"{self.prefix}{spec.name}" for spec in self.stack.ffn.tensors]
 
     @property
     def output(self) -> str:

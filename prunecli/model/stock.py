@@ -208,7 +208,7 @@ def _gone(result: ModelLayout, what: str, part: AttentionLayer | FfnLayer, remov
     return StockSupport(
         reason=f"{what} are {'removed' if part.removed else 'shared'}, which no config.json can say",
         is_fitted=(removable or not part.removed)
-        and found.probed.trial.turned.isdisjoint(map(template_of, part.tensor_names)),
+        and found.probed.trial.turned.isdisjoint(map(template_of, part.stock_tensors)),
     )
 
 

@@ -153,6 +153,7 @@ def test_a_cache_counts_tokens_where_no_attention_is_left(opened):
     [
         ("drop", "modernbert", "attention", "attentions are removed"),  # the first has no norm
         ("share", "gte", "ffn", "FFNs are shared"),  # its class parts a matrix of the files
+        ("drop", "gte", "ffn", "FFNs are removed"),
     ],
 )
 def test_layers_that_cannot_share_or_be_dropped(treatment, model_type, part, said, opened):
