@@ -8,27 +8,48 @@ import torch
 
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny
-from tests.families.mixtures import EXPERTS, TINY
 from tests.tiny import write_plain_tokenizer
 
+EXPERTS = 8
 TAPPED = ("llama4_text", "switch_transformers")
 """The families whose experts are observed in ways of their own."""
-OBSERVED = tuple(name for name in TINY if name not in TAPPED)
+_NAMES = (
+    "qwen3_moe qwen2_moe qwen3_next qwen3_5_moe_text glm4_moe glm4_moe_lite glm_moe_dsa deepseek_v3 dots1 solar_open "
+    "mimo_v2_flash deepseek_v2 exaone_moe minimax_m2 mixtral minimax phimoe kimi_linear olmoe flex_olmo cohere2_moe "
+    "gpt_oss granitemoe granitemoeshared granitemoehybrid ernie4_5_moe hy_v3 afmoe laguna lfm2_moe jamba "
+    "hunyuan_v1_moe nemotron_h"
+)
+OBSERVED = tuple(_NAMES.split())
 """The families whose classes let their experts be run by a function of one's own."""
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_KINDS = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
+_SIDES = ("num_layers", "num_decoder_layers", "num_sparse_encoder_layers", "num_sparse_decoder_layers")
+_SETTINGS = {
+    "qwen3_moe": {"mlp_only_layers": [1], "norm_topk_prob": True},
+    "qwen3_next": _KINDS,
+    "qwen3_5_moe_text": _KINDS,
+    "kimi_linear": _KINDS,
+    "glm4_moe": {"n_group": 2},
+    "deepseek_v2": {
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    },
+    "flex_olmo": {"num_experts": EXPERTS},
+    "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "moe"]},
+    "minimax": {"head_dim": 16},
+    "switch_transformers": {**dict(zip(_SIDES, (4, 4, 2, 2), strict=True)), "decoder_start_token_id": 0},
+}
 
 
 def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     """A model in float32, in evaluation mode: weights that tell tokens apart, biases of routers too.
 
     Args:
-        config: in place of what `TINY` says.
+        config: in place of what the rules of `tests.families.tiny` say.
     """
-    import transformers
-
-    if model_type in TINY:
-        made = transformers.CONFIG_MAPPING[model_type](**{**TINY[model_type], **config})
-    else:
-        made = tiny.tiny_config(model_type)
+    made = tiny.tiny_config(model_type, **{**_IDS, **_SETTINGS.get(model_type, {}), **config})
     model = tiny.auto_class(model_type)(made).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -56,7 +77,9 @@ def tiny_images_model() -> Any:
     images = {**dict.fromkeys(widths, 16), "image_size": 28, "patch_size": 14, "intermediate_size": 32}
     images |= {"num_attention_heads": 2, "num_hidden_layers": 1}
     torch.manual_seed(3)
-    config = Llama4Config(text_config={**TINY["llama4_text"], "vocab_size": 80}, vision_config=images)
+    config = Llama4Config(
+        text_config=tiny.tiny_config("llama4_text", vocab_size=80).to_dict(), vision_config=images
+    )
     model = Llama4ForConditionalGeneration(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -21,9 +21,8 @@ from prunecli.training.options import LossOptions
 from prunecli.training.state import Start
 from tests.commands.calls import done
 from tests.families import tiny, tiny_family
-from tests.families.mixtures import TINY
 from tests.opening import load
-from tests.stock_mixtures import save_mixture
+from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
 from tests.training.runs import (
     changed,
@@ -137,10 +136,10 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher():
 
 
 def test_a_model_of_text_and_images_learns_from_text():
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
     tokens = dict(zip(("image", "video", "vision_start", "vision_end"), range(60, 64), strict=True))
     config = transformers.CONFIG_MAPPING["qwen3_5_moe"](
-        text_config={**TINY["qwen3_5_moe_text"], **SPECIALS},
+        text_config=tiny_mixture("qwen3_5_moe_text", **SPECIALS).config.to_dict(),
         vision_config={**vision, "num_position_embeddings": 16},
         **{f"{name}_token_id": number for name, number in tokens.items()},
     )

@@ -9,11 +9,10 @@ from random import Random
 from typing import Any
 
 from tests.families import ENCODERS, MODEL_TYPES, tiny_family
-from tests.families.mixtures import TINY
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.sentence_model import sentence_model
-from tests.stock_mixtures import tiny_mixture, write_sentinels
+from tests.stock_mixtures import OBSERVED, TAPPED, tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 WORDS = [
@@ -121,8 +120,10 @@ QUANTISED = {
     "mxfp4": "gpt_oss",
 }
 """Scheme -> type of a mixture whose experts are quantised so."""
-MIXTURES = {name: f"mixture-{name}" for name in TINY}
+MIXTURES = {name: f"mixture-{name}" for name in (*OBSERVED, *TAPPED)}
 """Type of a mixture -> its folder."""
+WIDTHS = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32)
+"""Widths of a mixture that any scheme can group."""
 
 
 def folder_of(scheme: str, *, dense: bool = False) -> str:
@@ -145,7 +146,7 @@ def write_models(folder: Path) -> None:
     for model_type, name in MIXTURES.items():
         _mixture(folder / name, model_type)
     for scheme, model_type in QUANTISED.items():
-        _mixture(folder / "plain", model_type)
+        _mixture(folder / "plain", model_type, **WIDTHS)
         _quantised(folder, folder_of(scheme), scheme)
     for scheme in SCHEMES:
         tiny_family(folder / "plain", "llama")
@@ -167,13 +168,10 @@ def write_models(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(RECIPE)
 
 
-def _mixture(directory: Path, model_type: str) -> None:
-    """A tiny mixture whose widths any scheme can group, with a tokenizer and a chat template."""
+def _mixture(directory: Path, model_type: str, **widths: int) -> None:
+    """A tiny mixture with a tokenizer and a chat template."""
     directory.mkdir()
-    sizes = {"intermediate_size": 32, "moe_intermediate_size": 32}
-    config = TINY[model_type]
-    wide = {name: size for name, size in sizes.items() if name in config}
-    tiny_mixture(model_type, **wide).save_pretrained(directory)
+    tiny_mixture(model_type, **widths).save_pretrained(directory)
     if model_type == "switch_transformers":
         write_sentinels(directory)
     else:
