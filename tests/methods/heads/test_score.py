@@ -136,10 +136,7 @@ def test_it_is_the_derivative_by_the_mask(subject):
     losses = losses_of(subject, model)
     assert list(found) == [layer.name for layer in subject.layers]
     for name, projection in list(output_projections(model, subject.layers).items())[::2]:
-        heads = len(found[name])
-        axis = 0 if type(projection).__name__ == "Conv1D" else 1
-        slopes = partial(reference.importance, losses, projection.weight, heads, axis)
-        assert_slopes(found[name], model, slopes)
+        assert_slopes(found[name], model, partial(reference.importance, losses, projection, len(found[name])))
 
 
 @pytest.mark.parametrize("subject", ["nllb-moe", "bart", "bert", "gpt2", "llama"], indirect=True)
@@ -156,8 +153,8 @@ def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject):
         seen.add(layer.kind)
         side = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
         positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
-        heads = len(found[layer.name])
-        slopes = partial(reference.token_importance, [(loss, positions)], projections[layer.name], heads)
+        given = [loss], projections[layer.name], len(found[layer.name])
+        slopes = partial(reference.importance, *given, positions=range(positions))
         assert_slopes(found[layer.name], model, slopes)
 
 
@@ -209,7 +206,7 @@ def test_the_slope_along_a_random_direction(embedding_subject, memory):
     losses = [lambda n=n, row=row: float(row @ embedding_subject.unit(n)) for n, row in enumerate(drawn)]
     found = embedding_subject.scores(memory=memory)
     for name, projection in embedding_subject.projections.items():
-        want = reference.importance(losses, projection.weight, len(found[name]), 1, 1e-4)
+        want = reference.importance(losses, projection, len(found[name]), 1e-4)
         np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
 
 
@@ -218,14 +215,13 @@ def test_the_cosine_without_each_head(embedding_subject):
     found = embedding_subject.scores(metric="ablation")
     for layer in embedding_subject.layers:
         for head in range(layer.count):
-            weight = embedding_subject.projections[layer.name].weight
-            with reference.scaled_head(weight, layer.count, head, 1, 0.0):
+            with reference.scaled_head(embedding_subject.projections[layer.name], layer.count, head, 0.0):
                 near = [vector @ embedding_subject.unit(number) for number, vector in enumerate(whole)]
                 want = np.mean(near)
             assert found[layer.name][head] == pytest.approx(want, abs=1e-5)
 
 
-# Ablation with shared parts against whole runs of a model whose head's weights are zeroed.
+# Ablation with shared parts against whole runs of a model whose head is zeroed.
 
 DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=6)
 
@@ -234,10 +230,9 @@ ablated = pytest.mark.parametrize("subject", ["bart", "gpt2", "bert"], indirect=
 
 
 def zeroed(subject: Subject, mask: HeadMask) -> Any:
-    """The output projection's part of the one head that `mask` removes is zero within the block."""
+    """Within the block the head that `mask` removes is zero."""
     projection = output_projections(subject.model, subject.layers)[mask[0]]
-    axis = 0 if type(projection).__name__ == "Conv1D" else 1
-    return reference.scaled_head(projection.weight, len(mask[1]), mask[1].index(0.0), axis, 0.0)
+    return reference.scaled_head(projection, len(mask[1]), mask[1].index(0.0), 0.0)
 
 
 def single_losses(subject: Subject) -> list[float]:
@@ -305,10 +300,10 @@ def test_only_one_head_of_a_layer():
     assert masks[5] == (subject.layers[1].name, (0.0, 1.0, 0.0, 0.0))
     measurements = batch_measurements(subject.model, subject.batches(40), "loss")
     found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
-    weight = output_projections(subject.model, subject.layers)[masks[5][0]].weight
+    projection = output_projections(subject.model, subject.layers)[masks[5][0]]
     with ExitStack() as others:
         for head in (0, 2, 3):
-            others.enter_context(reference.scaled_head(weight, 4, head, 1, 0.0))
+            others.enter_context(reference.scaled_head(projection, 4, head, 0.0))
         np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
 
 
