@@ -1,7 +1,7 @@
 """Scores of routed experts from raw (indices, weights, norms), one token and one of its experts at a time.
 
 Of every token: `indices` of the experts that it is routed to, in any order, `weights` that their outputs are multiplied
-by, and `norms` of those outputs before that. 2510.13999, equations 9 and 13; 2606.15716, S(b, a, c).
+by, and `norms` of those outputs before that. 2212.09811, 4.1; 2510.13999, equations 9 and 13; 2606.15716, S(b, a, c).
 """
 
 from collections.abc import Sequence
@@ -47,38 +47,29 @@ def sums(tokens: Sequence[Token], experts: int) -> dict[str, list[float]]:
 
 
 def metric(name: str, tokens: Sequence[Token], experts: int) -> list[float]:
-    """One metric of every expert."""
+    """One metric of every expert, 0 of those that no token is routed to."""
     values = []
     for expert in range(experts):
         own = visits(tokens, expert)
-        first = [g for rank, g, _ in own if rank == 0]
-        second = [g for rank, g, _ in own if rank == 1]
         if not own:
             values.append(0.0)
-        elif name == "reap":
-            values.append(sum(g * f for _, g, f in own) / len(own))
-        elif name == "ean":
-            values.append(sum(f for _, _, f in own))
-        elif name == "frequency":
-            values.append(float(len(own)))
-        elif name == "seer":
-            values.append(sum(g for _, g, _ in own))
-        elif name == "man":
-            values.append(sum(f for _, _, f in own) / len(own))
-        elif name == "msan":
-            values.append(sum(f * f for _, _, f in own) / len(own))
-        elif name == "weighted-ean":
-            values.append(sum(g * f for _, g, f in own))
-        else:
-            top1, n = len(first) / len(tokens), len(tokens)
-            conf = sum(first) / len(first) if first else 0.0
-            values.append(
-                {
-                    "top1": top1,
-                    "top2": (len(first) + len(second)) / n,
-                    "load-balance": top1 * sum(g for _, g, _ in own) / n,
-                    "importance-vanilla": top1 * conf,
-                    "importance": top1 * exp(conf),
-                }[name]
-            )
+            continue
+        first = [g for rank, g, _ in own if rank == 0]
+        top1, n = len(first) / len(tokens), len(tokens)
+        conf = sum(first) / len(first) if first else 0.0
+        of_each = {
+            "reap": sum(g * f for _, g, f in own) / len(own),
+            "ean": sum(f for _, _, f in own),
+            "frequency": float(len(own)),
+            "seer": sum(g for _, g, _ in own),
+            "man": sum(f for _, _, f in own) / len(own),
+            "msan": sum(f * f for _, _, f in own) / len(own),
+            "weighted-ean": sum(g * f for _, g, f in own),
+            "top1": top1,
+            "top2": sum(rank < 2 for rank, _, _ in own) / n,
+            "load-balance": top1 * sum(g for _, g, _ in own) / n,
+            "importance-vanilla": top1 * conf,
+            "importance": top1 * exp(conf),
+        }
+        values.append(of_each[name])
     return values
