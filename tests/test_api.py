@@ -37,8 +37,7 @@ def test_importing_prunecli_imports_nothing_heavy():
     assert found.stdout.strip() == "set()"
 
 
-def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_page_runs_as_it_stands():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) > 3
     names = {}
@@ -46,9 +45,8 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
         exec(compile(block, str(PAGE), "exec"), names)
 
 
-def test_the_notebook_runs_as_it_stands(tmp_path, monkeypatch):
+def test_the_notebook_runs_as_it_stands():
     """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
-    monkeypatch.chdir(tmp_path)
     cells = json_of(NOTEBOOK)["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names = {}

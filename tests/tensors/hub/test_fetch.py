@@ -25,10 +25,9 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch, hub):
+def model(hub):
     """`org/tiny` on the hub, in three shards, with files that nobody needs."""
-    monkeypatch.chdir(tmp_path)
-    directory = tiny_nllb_moe(tmp_path / "source", shards=3)
+    directory = tiny_nllb_moe("source", shards=3)
     for name in ("flax_model.msgpack", "onnx/model.onnx", ".gitattributes"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(b"0" * 1000)

@@ -17,12 +17,6 @@ from prunecli.tensors.hub.names import (
 from tests.tiny import tiny_nllb_moe
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("text", "repo", "revision"),
     [
@@ -52,14 +46,14 @@ def test_everything_else_is_a_path(text):
     assert hub_name(checkpoint_path(text)) is None
 
 
-def test_what_exists_here_is_a_path(folder):
-    (folder / "org/name").mkdir(parents=True)
+def test_what_exists_here_is_a_path():
+    Path("org/name").mkdir(parents=True)
     assert hub_name("org/name") is None
     assert hub_name("org/other") is None  # a slip in the path
     assert hub_name("org/other@main") == HubName("org/other", "main")
-    (folder / "org/name@v1").mkdir()
+    Path("org/name@v1").mkdir()
     assert hub_name("org/name@v1") is None
-    (folder / "org/broken@v1").symlink_to("nowhere")
+    Path("org/broken@v1").symlink_to("nowhere")
     assert hub_name("org/broken@v1") is None
 
 
@@ -72,15 +66,15 @@ def _cache(folder, commits, main=None):
     return folder / "models--org--name"
 
 
-def test_a_folder_of_the_cache_is_its_main_snapshot(folder):
-    cache = _cache(folder, ["a" * 40, "b" * 40], main="b" * 40)
+def test_a_folder_of_the_cache_is_its_main_snapshot(tmp_path):
+    cache = _cache(tmp_path, ["a" * 40, "b" * 40], main="b" * 40)
     assert snapshot_in(cache) == cache / "snapshots" / ("b" * 40)
-    assert snapshot_in(folder) == folder
+    assert snapshot_in(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("commits", [[], ["a" * 40, "b" * 40]])
-def test_a_folder_of_the_cache_with_no_one_snapshot_is_refused(folder, commits):
-    cache = _cache(folder, commits)
+def test_a_folder_of_the_cache_with_no_one_snapshot_is_refused(tmp_path, commits):
+    cache = _cache(tmp_path, commits)
     (cache / "snapshots").mkdir(parents=True, exist_ok=True)
     with pytest.raises(CheckpointError, match=f"holds {len(commits)} snapshots"):
         snapshot_in(cache)
