@@ -97,6 +97,15 @@ def kept_of(
     return kept
 
 
+def written(
+    checkpoint: Checkpoint, axes: Sequence[Axis], output: Path | str, layer: int = 1, *, uneven: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Write a result without some units of these axes; return the others. See `kept_of`."""
+    kept = kept_of(checkpoint, axes, layer, uneven=uneven)
+    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+    return kept
+
+
 def apart(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
@@ -117,8 +126,7 @@ def apart(
     Raises:
         PruneError: prunecli refuses.
     """
-    kept = kept_of(checkpoint, axes, layer, uneven=uneven)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+    kept = written(checkpoint, axes, output, layer, uneven=uneven)
     reduced, told = load_model(output, device="cpu"), {}
     if not uneven:
         reduced, told = type(model).from_pretrained(output, output_loading_info=True)

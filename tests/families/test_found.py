@@ -74,6 +74,16 @@ def opened(tmp_path_factory):
         yield saved
 
 
+def assert_cut(
+    model: PreTrainedModel, *kinds: str, output: str = "out", gone: int = 1, uneven: bool = False
+) -> Checkpoint:
+    """The checkpoint in "model", cut along all axes of these kinds, does what the model does masked; returns it."""
+    checkpoint = open_model("model")
+    axes = [axis for kind in kinds for axis in axes_of(checkpoint, kind)]
+    assert cutting.apart(model, checkpoint, axes, output, gone, uneven=uneven) < 2e-4
+    return checkpoint
+
+
 @pytest.mark.parametrize("model_type", FOUND)
 def test_a_cut_model_is_the_masked_one(model_type, opened):
     model, checkpoint = opened(model_type)
@@ -238,12 +248,10 @@ def test_layers_that_get_features_of_images_stay():
 
 
 def test_lists_of_numbers_of_layers_follow():
-    model = cutting.saved("flint", "source")
+    model = cutting.saved("flint", "model")
     assert model.config.mlp_only_layers == [0, 1]
-    checkpoint = open_model("source")
-    axes = axes_of(checkpoint, "layer")
-    assert cutting.apart(model, checkpoint, axes, "cut", 0) < 2e-4
-    assert config_of("cut")["mlp_only_layers"] == [0]
+    assert_cut(model, "layer", gone=0)
+    assert config_of("out")["mlp_only_layers"] == [0]
 
 
 def test_remedies_of_refusals_work(opened):
@@ -262,8 +270,8 @@ def test_other_classes_of_declared_types_are_asked():
     model.save_pretrained("model")
     checkpoint = open_model("model")
     assert checkpoint.family is None
-    for kind, axes in cutting.axes_found(checkpoint).items():
-        assert cutting.apart(model, checkpoint, axes, kind, uneven=kind == "head") < 2e-4
+    for kind in cutting.axes_found(checkpoint):
+        assert_cut(model, kind, output=kind, uneven=kind == "head")
     assert task_of(checkpoint) == "embedding"
 
 
@@ -286,19 +294,13 @@ def test_settings_that_no_record_knows_are_asked(name, settings):
         setattr(config, key, value)
     model = tiny.drawn(model_class, config)
     model.save_pretrained("model")
-    checkpoint = open_model("model")
-    assert checkpoint.family is None
-    found = cutting.axes_found(checkpoint)
-    axes = [*found["unit"], *found["head"]]
-    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
+    assert assert_cut(model, "unit", "head", uneven=True).family is None
 
 
 def test_the_class_of_a_result_opens_where_no_auto_class_names_it():
     transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained("model")
     checkpoint = open_model("model")
-    axes = cutting.axes_found(checkpoint)["head"]
-    kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    cutting.written(checkpoint, axes_of(checkpoint, "head"), "out", uneven=True)
     assert task_of(checkpoint) == "embedding"
     opened = transformers.AutoModel.from_pretrained("out", trust_remote_code=True)
     assert type(opened).__name__ == "T5EncoderModel"
@@ -319,9 +321,7 @@ def test_a_null_is_what_the_class_makes_of_it(kind):
     model = transformers.PhiForCausalLM(config).eval()
     model.save_pretrained("model")
     change_config("model", num_key_value_heads=None)
-    checkpoint = open_model("model")
-    axes = axes_of(checkpoint, kind)
-    assert cutting.apart(model, checkpoint, axes, "out", uneven=kind == "head") < 2e-4
+    assert_cut(model, kind, uneven=kind == "head")
 
 
 @pytest.mark.parametrize(
@@ -346,15 +346,14 @@ def test_tensors_of_another_class_than_is_named(stored, named):
     change_config("model", architectures=named)
     checkpoint = open_model("model")
     assert "embeddings.position_ids" not in checkpoint.tensors
-    kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
-    assert axes
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), "out")
+    (axis,) = axes_of(checkpoint, "layer")
+    cutting.written(checkpoint, [axis], "out")
     reduced = transformers.AutoModel.from_pretrained("out").eval()
     whole = transformers.AutoModel.from_pretrained("model").eval()
     layers = [
         name
         for name, module in whole.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
+        if isinstance(module, torch.nn.ModuleList) and len(module) == len(axis.ids)
     ]
     whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting._hand_on, with_kwargs=True)
     rows = tiny.inputs(whole)
@@ -371,9 +370,7 @@ def test_an_output_layer_of_its_own_stays_apart():
     save_file(tensors, "model/model.safetensors", metadata={"format": "pt"})
     change_config("model", "tie_word_embeddings")  # as published: the class's default ties them
     model = transformers.GemmaForCausalLM.from_pretrained("model").eval()
-    checkpoint = open_model("model")
-    axes = axes_of(checkpoint, "unit")
-    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
+    assert_cut(model, "unit", uneven=True)
     opened = load("out")
     assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
 
@@ -389,10 +386,8 @@ def test_a_model_of_sound_is_cut():
     found = cutting.axes_found(checkpoint)
     assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 4, 6]
     assert not cut(checkpoint, Selection(cutting.kept_of(checkpoint, found["unit"], 1))).files
-    heads = [*found["unit"], *found["head"]]
-    assert cutting.apart(model, checkpoint, heads, "uneven", uneven=True) < 2e-4
-    stock = [*found["layer"], *found["unit"]]
-    assert cutting.apart(model, checkpoint, stock, "stock") < 2e-4
+    assert_cut(model, "unit", "head", output="uneven", uneven=True)
+    assert_cut(model, "layer", "unit", output="stock")
     for output in ("uneven", "stock"):
         assert "alignment_heads" not in Path(f"{output}/generation_config.json").read_text()
     with pytest.raises(UnsupportedModelError, match="which has input_features in the place of text"):
@@ -429,11 +424,8 @@ def test_sizes_of_the_text_model_move_from_the_top():
     own = values.pop("text_config")
     own["rope_scaling"] = {**own.pop("rope_parameters"), "type": "mrope"}
     write_json("model/config.json", {**own, **values})
-    checkpoint = open_model("model")
-    found = cutting.axes_found(checkpoint)
-    axes = [*found["layer"], *found["unit"]]
-    assert cutting.apart(model, checkpoint, axes, "cut") < 2e-4
-    written = config_of("cut")
+    assert_cut(model, "layer", "unit")
+    written = config_of("out")
     assert "num_hidden_layers" not in written
     assert written["text_config"]["num_hidden_layers"] == 2
 
@@ -450,10 +442,8 @@ def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
     cutting.saved("t5gemma", "model")
     for source, output, kinds in (("model", "once", ["head"]), ("once", "twice", ["unit", "head"])):
         checkpoint = open_model(source)
-        found = cutting.axes_found(checkpoint)
-        axes = [axis for kind in kinds for axis in found[kind]]
-        kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
-        apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
+        axes = [axis for kind in kinds for axis in axes_of(checkpoint, kind)]
+        cutting.written(checkpoint, axes, output, uneven=len(kinds) > 1)
     load("twice")
 
 
@@ -465,8 +455,7 @@ def test_older_names_of_norms():
         older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
         tensors[older.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    checkpoint = open_model("model")
-    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
+    assert_cut(model, "layer")
 
 
 def test_single_layers_with_sizes_of_their_own_have_small_copies():
@@ -527,16 +516,14 @@ def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.Pre
 def test_labels_are_no_layers():
     model = transformers.ElectraForSequenceClassification(tiny.tiny_config("electra")).eval()
     model.save_pretrained("model")
-    checkpoint = open_model("model")
-    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
+    assert_cut(model, "layer")
 
 
 def test_every_name_of_the_depth_follows():
     """Published configs of BlenderBot, LED and others have another name of it, which transformers believes."""
     model = cutting.saved("blenderbot-small", "model")
     change_config("model", num_hidden_layers=config_of("model")["encoder_layers"])
-    checkpoint = open_model("model")
-    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
+    assert_cut(model, "layer")
 
 
 def test_layers_that_the_depth_scales_are_refused(opened):
