@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -88,6 +88,20 @@ class Method:
         """Logits of the masked original: `logits_of` it, where the vocabulary is the same."""
         self.mask(model, rewrite)
         return logits_of(model)
+
+    def pass_by(self, model: Any, outputs: Iterable[str], norms: Iterable[str] = ()) -> None:
+        """Until the test ends, h + F(LN(h)) and LN(h + F(h)) become h.
+
+        Args:
+            outputs: the last linear layers of F.
+            norms: those behind the addition.
+        """
+        for name in outputs:
+            layer = model.get_submodule(name)
+            self.hooks.enter_context(layer.register_forward_hook(lambda *given: torch.zeros_like(given[-1])))
+        for name in norms:
+            norm = model.get_submodule(name)
+            self.hooks.enter_context(norm.register_forward_hook(lambda _norm, inputs, _result: inputs[0]))
 
     def original(self, source: Path) -> Any:
         """The model to compare with, in float32; where the method casts, of the rounded parameters."""

@@ -81,7 +81,8 @@ class AttentionSharing(Method):
     def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
         case = CASES[self.case]
         post_norm = case.ffns.post_norm or not case.config.get("do_layer_norm_before", True)
-        self.hooks.enter_context(reference.without(model, layers, attention, post_norm=post_norm))
+        norms = [f"{layer}.{norm}" for layer in layers for norm in attention.norms] if post_norm else ()
+        self.pass_by(model, [f"{layer}.{attention.output}" for layer in layers], norms)
 
 
 class TestEveryFamily(AttentionSharing, MethodContract):

@@ -27,7 +27,6 @@ from tests.contracts.method_contract import (
 )
 from tests.families.records import CASES, own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
-from tests.model.test_patchwork_ffn import without_ffn
 from tests.opening import load
 from tests.reference import ffn as reference
 from tests.tiny import config_of
@@ -103,7 +102,7 @@ class FfnSharing(Method):
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
         layout, ffns = LAYOUTS[self.case], ffns_of(weights(self.path), self.case)
         structure = rewrite.structure
-        gone, groups = sorted(structure.removed), {name: {name} for name in structure.widths}
+        groups = {name: {name} for name in structure.widths}
         for name, owner in structure.shared.items():
             groups.setdefault(owner, {owner}).add(name)
         for members in groups.values():
@@ -111,7 +110,12 @@ class FfnSharing(Method):
             merged = sharing_of(self.case).merged([ffns[name] for name in own])
             for name in own:
                 put(model, name, reference.write(merged, layout.tensors))
-        self.hooks.enter_context(without_ffn(model, layout, gone))
+        self.drop(model, sorted(structure.removed))
+
+    def drop(self, model: Any, names: list[str]) -> None:
+        layout = LAYOUTS[self.case]
+        norms = [layout.names[name] for name in names] if layout.post_norm else ()
+        self.pass_by(model, [f"{name}.{layout.output}" for name in names], norms)
 
 
 def put(model: Any, name: str, made: dict[str, np.ndarray]) -> None:
@@ -169,8 +173,8 @@ class TestOneStack(FfnSharing):
     def test_dropping_all(self, source):
         out = written(source, FfnOptions(preset="No"), "out")
         original = self.original(source)
-        with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
-            assert_near(logits(out), logits_of(original))
+        self.drop(original, [*LAYOUTS[self.case].names])
+        assert_near(logits(out), logits_of(original))
 
 
 class TestFiles(FfnSharing, WrittenFiles):

@@ -2,9 +2,6 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ import torch
 from prunecli.model.checkpoint import open_model
 from prunecli.model.patchwork import NoHeads, OnlyBias
 from tests.contracts.method_contract import logits_of
-from tests.families.family import FfnLayout
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed
 from tests.opening import load
 
@@ -29,29 +25,6 @@ def case(request):
 @pytest.fixture
 def source(case):
     return tiny("source", case)
-
-
-@contextmanager
-def without_ffn(model: Any, layout: FfnLayout, names: list[str]) -> Iterator[None]:
-    """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
-    with ExitStack() as hooks:
-        for name in names:
-            if not layout.post_norm:
-                silent = model.get_submodule(f"{name}.{layout.output}").register_forward_hook(
-                    lambda _module, _inputs, result: torch.zeros_like(result)
-                )
-                hooks.callback(silent.remove)
-                continue
-            held = []
-            keep = model.get_submodule(f"{name}.{layout.input}").register_forward_pre_hook(
-                lambda _module, inputs, held=held: held.append(inputs[0])
-            )
-            give = model.get_submodule(layout.names[name]).register_forward_hook(
-                lambda _module, _inputs, _result, held=held: held.pop()
-            )
-            hooks.callback(keep.remove)
-            hooks.callback(give.remove)
-        yield
 
 
 def shared(case: str, owner: int) -> dict[str, dict[str, str]]:

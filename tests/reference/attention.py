@@ -1,10 +1,8 @@
-"""Attentions of tiny models, restated by hand: their names, merging, and what a model without them computes."""
+"""Attentions of tiny models, restated by hand: their names and merging."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -81,23 +79,3 @@ def shared(
         merged = {"mean": sum(alike) / len(alike), "first": alike[0], "last": alike[-1]}[init]
         found |= {f"{layer}.{name}": merged.astype(np.float32) for layer in layers}
     return found
-
-
-@contextmanager
-def without(
-    model: Any, layers: Sequence[str], attention: AttentionNames, *, post_norm: bool
-) -> Iterator[None]:
-    """Within the block h + Att(LN(h)) and LN(h + Att(h)) become h in these layers."""
-    import torch
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            output = model.get_submodule(f"{layer}.{attention.output}")
-            silent = output.register_forward_hook(lambda _module, _inputs, result: torch.zeros_like(result))
-            hooks.callback(silent.remove)
-            for norm in attention.norms if post_norm else ():
-                given = model.get_submodule(f"{layer}.{norm}").register_forward_hook(
-                    lambda _module, inputs, _result: inputs[0]
-                )
-                hooks.callback(given.remove)
-        yield
