@@ -20,7 +20,7 @@ from tests.commands.calls import done
 from tests.contracts.method_contract import written
 from tests.families import tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
-from tests.opening import load
+from tests.opening import load, opened_by
 from tests.quantising import quantise
 from tests.selections import kept_experts
 from tests.stock_mixtures import save_mixture, tiny_mixture
@@ -120,10 +120,7 @@ def test_layers_with_numbers_of_their_own(model_type):
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(again)
     for path in (output, again):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, trust_remote_code=True, dtype=torch.float32, output_loading_info=True
-        )
-        assert not any(info.values())
+        model = opened_by(AutoModelForCausalLM, path, trust_remote_code=True)
         assert torch.equal(logits(model, model_type), logits(pruned, model_type))
         with pytest.raises(Exception, match="experts differ between layers"):
             stock_class(model_type).from_pretrained(path)
@@ -145,8 +142,7 @@ def test_they_are_measured_and_pruned_again():
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)
     assert sorted(path.name for path in Path("even").glob("*.py")) == []
-    _, info = stock_class("qwen3_moe").from_pretrained("even", output_loading_info=True)
-    assert not any(info.values())
+    opened_by(stock_class("qwen3_moe"), "even")
 
 
 @pytest.mark.parametrize(

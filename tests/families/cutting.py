@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
@@ -29,6 +28,7 @@ from prunecli.modules.stock_names import StockNames
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut
 from tests.families import tiny
+from tests.opening import load, opened_by
 from tests.selections import kept_experts
 
 KINDS = ("layer", "unit", "head", "channel")
@@ -127,10 +127,7 @@ def apart(
         PruneError: prunecli refuses.
     """
     kept = written(checkpoint, axes, output, layer, uneven=uneven)
-    reduced, told = load_model(output, device="cpu"), {}
-    if not uneven:
-        reduced, told = type(model).from_pretrained(output, output_loading_info=True)
-    assert not any(told.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    reduced = load(output) if uneven else opened_by(type(model), output)
     state = stored(model)
     skipped, found = [], checkpoint.require_architecture().found
     for axis in axes:
@@ -165,7 +162,7 @@ def apart(
             # The layers stay in their lists: many classes look up by position what else a layer is given.
             other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
         expected = logits(other, rows)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, reduced, rows)
 
 
 def some_experts(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -226,15 +223,14 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
     """
     kept = some_experts(checkpoint)
     apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-    reduced, told = type(model).from_pretrained(output, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    reduced = opened_by(type(model), output)
     other = opened(model, checkpoint, stored(model))
     rows = tiny.inputs(other)
     whole = logits(other, rows)
     with without_experts(other, checkpoint, kept):
         expected = logits(other, rows)
     assert not torch.equal(whole, expected)
-    return float((expected - logits(reduced.eval(), rows)).abs().max() / expected.std())
+    return difference(expected, reduced, rows)
 
 
 def treated_apart(
@@ -274,7 +270,7 @@ def treated_apart(
         other.get_submodule(module_name(other, name)).register_forward_hook(_hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
     expected = logits(other, rows)
-    return float((expected - logits(load_model(output, device="cpu"), rows)).abs().max() / expected.std())
+    return difference(expected, load(output), rows)
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -326,6 +322,11 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
         (axis,) = axes_of(checkpoint, "token")
         told["token"] = 0.0 if axis.carriers else "no tensor of tokens"
     return told
+
+
+def difference(expected: torch.Tensor, model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> float:
+    """Largest difference between expected logits and a model's, over the spread of the expected ones."""
+    return float((expected - logits(model, rows)).abs().max() / expected.std())
 
 
 def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from prunecli.training.options import LossOptions
 from prunecli.training.state import Start
 from tests.commands.calls import done
 from tests.families import tiny, tiny_family
-from tests.opening import load
+from tests.opening import load, opened_by
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import change_config, config_of, write_plain_tokenizer
 from tests.training.runs import (
@@ -45,12 +45,7 @@ def saved(folder, model_type):
 
 
 def stock(model_type, folder):
-    """The model that plain transformers opens, nothing missing and nothing left over."""
-
-    made = tiny.auto_class(model_type)
-    model, info = made.from_pretrained(folder, dtype="float32", output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return model
+    return opened_by(tiny.auto_class(model_type), folder)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3"])
