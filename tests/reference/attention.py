@@ -22,8 +22,6 @@ class AttentionNames:
     norms: tuple[str, ...]
 
 
-_LLAMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",))
-_GEMMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm", "post_attention_layernorm"))
 _SELF = AttentionNames("self_attn", "self_attn.out_proj", ("self_attn_layer_norm",))
 NAMES = {
     "bart": (_SELF, AttentionNames("encoder_attn", "encoder_attn.out_proj", ("encoder_attn_layer_norm",))),
@@ -37,22 +35,16 @@ NAMES = {
     ),
     "bert": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
     "roberta": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
-    "distilbert": (AttentionNames("attention", "attention.out_lin", ("sa_layer_norm",)),),
     "gpt2": (AttentionNames("attn", "attn.c_proj", ("ln_1",)),),
     "opt": (_SELF,),
-    "llama": (_LLAMA,),
-    "gemma2": (_GEMMA,),
-    "gemma3_text": (_GEMMA,),
+    "llama": (AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",)),),
 }
 """Layout -> self-attention, and cross-attention of a decoder beside an encoder. Llama's kin is left out."""
 
 
 def names_of(layout: str) -> tuple[AttentionNames, ...]:
-    """Names of a layout; "t5-gated" has T5's."""
-    for key in (layout, layout.rpartition("-")[0], "llama"):
-        if key in NAMES:
-            return NAMES[key]
-    raise KeyError(layout)
+    """Names of a layout; "opt-narrow" has OPT's."""
+    return NAMES.get(layout.removesuffix("-narrow"), NAMES["llama"])
 
 
 def layers_of(tensors: Iterable[str]) -> list[str]:
