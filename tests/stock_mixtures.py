@@ -21,7 +21,8 @@ _NAMES = (
 )
 OBSERVED = tuple(_NAMES.split())
 """The families whose classes let their experts be run by a function of one's own."""
-_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_COMMON = {"hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+"""Sums over 32 values are the same, to the last bit, however many rows a product has."""
 _KINDS = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
 _SIDES = ("num_layers", "num_decoder_layers", "num_sparse_encoder_layers", "num_sparse_decoder_layers")
 _SETTINGS = {
@@ -37,6 +38,8 @@ _SETTINGS = {
         "first_k_dense_replace": 1,
     },
     "flex_olmo": {"num_experts": EXPERTS},
+    "granitemoehybrid": {"mamba_d_head": 8},
+    "dbrx": {"hidden_size": 48},  # its experts' config has the width, too
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "moe"]},
     "minimax": {"head_dim": 16},
     "switch_transformers": {**dict(zip(_SIDES, (4, 4, 2, 2), strict=True)), "decoder_start_token_id": 0},
@@ -49,7 +52,7 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
     Args:
         config: in place of what the rules of `tests.families.tiny` say.
     """
-    made = tiny.tiny_config(model_type, **{**_IDS, **_SETTINGS.get(model_type, {}), **config})
+    made = tiny.tiny_config(model_type, **{**_COMMON, **_SETTINGS.get(model_type, {}), **config})
     model = tiny.auto_class(model_type)(made).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

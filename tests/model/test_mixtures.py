@@ -72,7 +72,7 @@ def quantised_router(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("change", "config", "message"),
     [
-        (put(ROUTER, 7, 48), {}, r"gate.weight has the shape \[7, 48\], the layer has 8 experts"),
+        (put(ROUTER, 7, 32), {}, r"gate.weight has the shape \[7, 32\], the layer has 8 experts"),
         (without(ROUTER), {}, "layers.2.mlp has experts but no router"),
         (without("model.layers.2.mlp.experts."), {}, "layers.2.mlp has a router .* but no experts"),
         (without(f"{EXPERT}."), {}, r"layers.2.mlp lacks expert 5 \(its last is 7\)"),
@@ -81,7 +81,7 @@ def quantised_router(tensors: Tensors) -> None:
             {},
             "expert 5 of .* has other tensors .*_scale_inv",
         ),
-        (put(f"{EXPERT}.up_proj.weight", 20, 48), {}, "up_proj.weight of expert 5 .* has the shape"),
+        (put(f"{EXPERT}.up_proj.weight", 20, 32), {}, "up_proj.weight of expert 5 .* has the shape"),
         (put("model.layers.2.mlp.balance", 8), {}, r"balance \[8\] has an entry for each of 8 experts"),
         (
             put("model.tower.layers.0.experts.0.weight", 3),
@@ -180,7 +180,7 @@ def test_constants_leave_the_other_settings_as_asked(saved):
         write_json(path / "config.json", stated)
         checkpoint = open_model(path)
         plan = plan_experts(checkpoint, options)
-        means = {layer.name: np.zeros((8, 48)) for layer in checkpoint.mixtures if not layer.is_predicting}
+        means = {layer.name: np.zeros((8, 32)) for layer in checkpoint.mixtures if not layer.is_predicting}
         result = rewrite_constant(checkpoint, plan, means).config
         assert result["num_experts_per_tok"] == 1
         assert result.get("num_nextn_predict_layers") == (None if key == "left_out" else 0)
@@ -190,7 +190,7 @@ def test_constants_leave_the_other_settings_as_asked(saved):
 def with_predicting_layer(tensors: Tensors) -> None:
     for name in [name for name in tensors if name.startswith("model.layers.2.")]:
         tensors[name.replace("layers.2.", "layers.3.")] = tensors[name].clone()
-    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(32, 64)
 
 
 def test_layers_that_predict_further_tokens_can_be_dropped(saved):

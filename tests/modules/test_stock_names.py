@@ -45,12 +45,12 @@ def test_layers_for_further_tokens_stay_as_they_are():
     folder = saved("model", "qwen3_next")
     tensors = load_file(folder / WEIGHTS)
     beyond = {
-        "mtp.fc.weight": torch.randn(48, 96).bfloat16(),
-        "mtp.layers.0.mlp.gate.weight": torch.randn(8, 48).half(),
+        "mtp.fc.weight": torch.randn(32, 64).bfloat16(),
+        "mtp.layers.0.mlp.gate.weight": torch.randn(8, 32).half(),
         **{
             f"mtp.layers.0.mlp.experts.{number}.{part}_proj.weight": torch.randn(shape)
             for number in range(8)
-            for part, shape in (("gate", (24, 48)), ("up", (24, 48)), ("down", (48, 24)))
+            for part, shape in (("gate", (24, 32)), ("up", (24, 32)), ("down", (32, 24)))
         },
     }
     save_file({**tensors, **beyond}, folder / WEIGHTS, metadata={"format": "pt"})

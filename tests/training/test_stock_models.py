@@ -131,7 +131,7 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher():
 
 
 def test_a_model_of_text_and_images_learns_from_text():
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
     tokens = dict(zip(("image", "video", "vision_start", "vision_end"), range(60, 64), strict=True))
     config = transformers.CONFIG_MAPPING["qwen3_5_moe"](
         text_config=tiny_mixture("qwen3_5_moe_text", **SPECIALS).config.to_dict(),

@@ -122,7 +122,7 @@ QUANTISED = {
 """Scheme -> type of a mixture whose experts are quantised so."""
 MIXTURES = {name: f"mixture-{name}" for name in (*OBSERVED, *TAPPED)}
 """Type of a mixture -> its folder."""
-WIDTHS = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32)
+WIDTHS = dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 32)
 """Widths of a mixture that any scheme can group."""
 
 
