@@ -24,7 +24,6 @@ OBSERVED = tuple(_NAMES.split())
 _COMMON = {"hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 """Sums over 32 values are the same, to the last bit, however many rows a product has."""
 _KINDS = {"layer_types": ["linear_attention", "full_attention", "full_attention"]}
-_SIDES = ("num_layers", "num_decoder_layers", "num_sparse_encoder_layers", "num_sparse_decoder_layers")
 _SETTINGS = {
     "qwen3_moe": {"mlp_only_layers": [1], "norm_topk_prob": True},
     "qwen3_next": _KINDS,
@@ -42,7 +41,13 @@ _SETTINGS = {
     "dbrx": {"hidden_size": 48},  # its experts' config has the width, too
     "nemotron_h": {"layers_block_type": ["mamba", "moe", "attention", "moe"]},
     "minimax": {"head_dim": 16},
-    "switch_transformers": {**dict(zip(_SIDES, (4, 4, 2, 2), strict=True)), "decoder_start_token_id": 0},
+    "switch_transformers": {
+        "num_layers": 4,
+        "num_decoder_layers": 4,
+        "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 2,
+        "decoder_start_token_id": 0,
+    },
 }
 
 

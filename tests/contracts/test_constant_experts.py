@@ -25,7 +25,8 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
-from tests.contracts.test_mixtures import logits, masked_logits, stock_class
+from tests.contracts.test_mixtures import logits, masked_logits
+from tests.families.tiny import auto_class
 from tests.opening import load, opened_by
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
@@ -64,7 +65,7 @@ def measured(model_type: str) -> Path:
 
 def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> list[tuple[Tensor, Tensor]]:
     """Sums by mixture: outputs `[experts, width]` and tokens `[experts]`, each line alone."""
-    model = stock_class(model_type).from_pretrained(source).eval()
+    model = auto_class(model_type).from_pretrained(source).eval()
     model.set_experts_implementation("eager")
     tokenizer, modules = load_tokenizer(source), expert_modules(model)
     found = []
@@ -123,7 +124,7 @@ def test_the_full_model_with_means(model_type):
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
-    full = stock_class(model_type).from_pretrained(source).eval()
+    full = auto_class(model_type).from_pretrained(source).eval()
     means = {}
     for number, (layer, name) in enumerate(zip(layers, expert_modules(full), strict=True)):
         total, tokens = (sum(own[number][part] for own in by_hand) for part in (0, 1))
@@ -131,12 +132,12 @@ def test_the_full_model_with_means(model_type):
         means[name] = {e: (total[e] / tokens[e].clamp(min=1)).float() for e in gone}
     expected = masked_logits(full, model_type, with_constants(full, means))
     pruned = load("out")
-    assert isinstance(pruned, stock_class(model_type))
+    assert isinstance(pruned, auto_class(model_type))
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     same = opened_by(AutoModelForCausalLM, "out", trust_remote_code=True)
     assert torch.equal(logits(same, model_type), logits(pruned, model_type))
     with pytest.raises(Exception, match="constants stand for experts"):
-        stock_class(model_type).from_pretrained("out")
+        auto_class(model_type).from_pretrained("out")
 
 
 def test_as_vllm_reads_it():

@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
-from tests.contracts.test_mixtures import stock_class
+from tests.families.tiny import auto_class
 from tests.opening import load
 from tests.reference.expert_units import squared_activations
 from tests.stock_mixtures import save_mixture
@@ -45,7 +45,7 @@ def test_norms_are_those_of_each_expert():
     checkpoint = open_model(source)
     plan = plan_widths(checkpoint, NarrowOptions(metric="norms", experts=True, width=8))
     axes = expert_axes(checkpoint)
-    state = stock_class("qwen3_moe").from_pretrained(source).state_dict()
+    state = auto_class("qwen3_moe").from_pretrained(source).state_dict()
     for axis in axes:
         block, _, expert = axis.module.rpartition(".")
         gate, up = state[f"{block}.gate_up_proj"][int(expert)].double().chunk(2)

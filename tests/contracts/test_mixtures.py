@@ -20,15 +20,12 @@ from tests.commands.calls import done
 from tests.contracts.method_contract import written
 from tests.families import tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
+from tests.families.tiny import auto_class
 from tests.opening import load, opened_by
 from tests.quantising import quantise
 from tests.selections import kept_experts
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import change_config, config_of, json_of
-
-
-def stock_class(model_type: str) -> Any:
-    return tiny.auto_class(model_type)
 
 
 def logits(model: Any, model_type: str) -> Tensor:
@@ -112,18 +109,18 @@ def test_layers_with_numbers_of_their_own(model_type):
     checkpoint = open_model(source)
     kept = uneven(checkpoint, model_type)
     applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-    full = stock_class(model_type).from_pretrained(source).eval()
+    full = auto_class(model_type).from_pretrained(source).eval()
     expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load(output)
-    assert isinstance(pruned, stock_class(model_type))
+    assert isinstance(pruned, auto_class(model_type))
     torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
     pruned.save_pretrained(again)
     for path in (output, again):
         model = opened_by(AutoModelForCausalLM, path, trust_remote_code=True)
         assert torch.equal(logits(model, model_type), logits(pruned, model_type))
         with pytest.raises(Exception, match="experts differ between layers"):
-            stock_class(model_type).from_pretrained(path)
+            auto_class(model_type).from_pretrained(path)
 
 
 def test_they_are_measured_and_pruned_again():
@@ -142,7 +139,7 @@ def test_they_are_measured_and_pruned_again():
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)
     assert sorted(path.name for path in Path("even").glob("*.py")) == []
-    opened_by(stock_class("qwen3_moe"), "even")
+    opened_by(auto_class("qwen3_moe"), "even")
 
 
 @pytest.mark.parametrize(
