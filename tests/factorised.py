@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from prunecli.methods.embeddings.options import EmbeddingOptions
-from prunecli.methods.embeddings.plan import fit_embeddings, plan_embeddings, rewrite_embeddings
-from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
+from tests.contracts.method_contract import written
 from tests.families import records
 from tests.families.family import Family
 from tests.ffn_layouts import weights
-from tests.reference.define import groups
-from tests.reference.define import unit as slow_unit
+from tests.reference.define import groups, unit
 from tests.tiny import config_of
 
 SMALL = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
@@ -30,41 +26,32 @@ def has_stock_cache(family: Family) -> bool:
     return family.task != "translation" or not family.tied
 
 
-def decided(source: Checkpoint, **options: Any) -> Rewrite:
-    """The whole method; dimensions are small where none are given."""
-    asked = EmbeddingOptions(**(SMALL | options) if not options.get("cache_alone") else {"cache": True})
-    plan = plan_embeddings(source, asked)
-    return rewrite_embeddings(source, plan, fit_embeddings(source, plan))
+def options(**given: Any) -> EmbeddingOptions:
+    """Dimensions are small where none are given; a unit's are left out for an output alone, which has none."""
+    no_unit = dict.fromkeys(("expand_dim", "depth", "max_groups")) if given.get("side") == "output" else {}
+    return EmbeddingOptions(**SMALL | no_unit | given)
 
 
-def factorised(source: Path | str, output: Path | str, **options: Any) -> Path:
-    if options.get("side") == "output":
-        options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
-    opened = open_model(source)
-    apply(opened, decided(opened, **options), output)
-    return Path(output)
+def factorised(source: Path | str, output: Path | str, **given: Any) -> Path:
+    return written(source, options(**given), output)
 
 
 def cached(source: Path | str, output: Path | str) -> Path:
-    opened = open_model(source)
-    apply(opened, decided(opened, cache_alone=True), output)
-    return Path(output)
+    return written(source, EmbeddingOptions(cache=True), output)
 
 
 def expanded(held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str) -> np.ndarray:
-    """Rows of the unit `name`, a token at a time."""
+    """Rows of the unit `name`."""
     own = {key.removeprefix(f"{name}."): value for key, value in held.items() if key.startswith(f"{name}.")}
     depth = sum(key.startswith("layers.") and key.endswith(".bias") for key in own)
     layers = []
     for number, count in enumerate(groups(kind, 2, depth)):
-        blocks = own[f"layers.{number}.weight"].tolist()
-        layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"].tolist()))
-    parts = [own.get(f"reduce.{part}") for part in ("weight", "bias")]
-    last = [None if part is None else part.tolist() for part in parts]
-    rows = [slow_unit(kind, token, layers, *last) for token in own["map.weight"].tolist()]
+        blocks = [*own[f"layers.{number}.weight"]]
+        layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"]))
+    rows = unit(kind, own["map.weight"], layers, own.get("reduce.weight"), own.get("reduce.bias"))
     if padding is not None:
-        rows[padding] = [0.0] * len(rows[padding])
-    return np.array(rows, np.float32)
+        rows[padding] = 0
+    return rows
 
 
 def replaced(model: Any, case: Family, directory: Path) -> Any:

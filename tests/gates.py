@@ -7,29 +7,24 @@ import numpy as np
 import torch
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateModel, GateStatistics, GateSums, Mode
+from prunecli.results.gates import COUNTS, SUMS, TEXT_SUMS, GateModel, GateStatistics, GateSums
 
 
 def gate_statistics(
-    fingerprint: str,
-    model_type: str,
-    mode: Mode,
-    layers: Sequence[str],
-    num_experts: int,
-    top_k: int,
-    entries: Mapping[str, GateSums],
-    **more: Any,
+    layers: Sequence[str], entries: Mapping[str, GateSums], fingerprint: str | None = "sha256:00", **more: Any
 ) -> GateStatistics:
-    """The statistics of a run."""
+    """The statistics of a run, whose routers pick two experts unless `more` says otherwise."""
+    sums = next(iter(entries.values()))
+    is_text = "routed" in sums
+    fields = {"model_type": "qwen3_moe" if is_text else "nllb-moe", "top_k": 2, **more}
     return GateStatistics(
-        format=GateStatistics.TEXT_FORMAT if mode == "text" else GateStatistics.FORMAT,
-        model=GateModel(fingerprint=fingerprint, model_type=model_type),
-        mode=mode,
+        format=GateStatistics.TEXT_FORMAT if is_text else GateStatistics.FORMAT,
+        model=GateModel(fingerprint=fingerprint, model_type=fields.pop("model_type")),
+        mode="text" if is_text else "forced",
         layers=tuple(layers),
-        num_experts=num_experts,
-        top_k=top_k,
+        num_experts=sums.top1.shape[1],
         entries=dict(entries),
-        **more,
+        **fields,
     )
 
 
@@ -45,13 +40,12 @@ def random_gates(checkpoint: Checkpoint, entries: Sequence[str]) -> GateStatisti
     """Random statistics of the layers that a forward pass of the checkpoint runs."""
     layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     experts, names = layers[0].original_experts, [layer.name for layer in layers]
-    mode = "forced" if checkpoint.model_type == "nllb-moe" else "text"
-    held = SUMS if mode == "forced" else TEXT_SUMS
+    held = SUMS if checkpoint.model_type == "nllb-moe" else TEXT_SUMS
     sums = {
         entry: random_sums((0, number), len(layers), experts, held) for number, entry in enumerate(entries)
     }
-    found = checkpoint.fingerprint, checkpoint.model_type
-    return gate_statistics(*found, mode, names, experts, layers[0].top_k, sums)
+    more = {"model_type": checkpoint.model_type, "top_k": layers[0].top_k}
+    return gate_statistics(names, sums, checkpoint.fingerprint, **more)
 
 
 def choose_among(module: Any, experts: Collection[int]) -> None:

@@ -115,13 +115,13 @@ def serving() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A server that huggingface_hub of this process asks, with an empty cache in `tmp_path / "cache"`."""
+def hub(monkeypatch):
+    """A server that huggingface_hub of this process asks, with an empty cache in `cache`."""
     from prunecli.tensors.hub.fetch import commit_of
 
     commit_of.cache_clear()
     with serving() as server:
-        point_at(server.url, tmp_path / "cache", monkeypatch)
+        point_at(server.url, Path("cache"), monkeypatch)
         yield server
 
 
@@ -133,7 +133,7 @@ def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch, *, offline:
     monkeypatch.setattr(
         constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
     )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache.resolve()))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -144,16 +144,10 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
-            self._respond()
-
-        def do_GET(self) -> None:
-            self._respond()
-
         def log_message(self, *_: Any) -> None:
             pass
 
-        def _respond(self) -> None:
+        def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             if self.headers.get("Authorization"):
                 hub.tokens.add(self.headers["Authorization"])
@@ -162,11 +156,13 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._information(found[1], found[2] or "main")
             elif found := re.fullmatch(r"/signed/(\d+)/([^/]+/[^/]+)/([^/]+)/(.+)", path):
-                self._signed(found[1], found[2], found[3], found[4])
+                self._signed(*found.groups())
             elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
-                self._file(found[1], found[2], found[3])
+                self._file(*found.groups())
             else:
                 self._refuse(404, "EntryNotFound")
+
+        do_HEAD = do_GET  # noqa: N815
 
         def _commit(self, repo: str, revision: str) -> str | None:
             """The commit, or None after a refusal."""
@@ -184,7 +180,9 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
         def _information(self, repo: str, revision: str) -> None:
             if commit := self._commit(repo, revision):
                 files = hub.models[repo][commit]
-                siblings = [_sibling(name, hub.announced.get(name), data) for name, data in files.items()]
+                siblings = [
+                    _sibling(name, hub.announced.get(name, len(data)), data) for name, data in files.items()
+                ]
                 said = hub.description or {"id": repo, "sha": commit, "siblings": siblings}
                 body = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self._answer(200, body, {"Content-Type": "application/json"})
@@ -268,8 +266,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
-    size = len(data) if announced is None else announced
+def _sibling(name: str, size: int, data: bytes) -> dict[str, Any]:
     known = {"rfilename": name, "size": size, "blobId": _digest(data)}
     return known | (
         {"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {}

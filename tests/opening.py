@@ -17,10 +17,3 @@ def headed_class(config: Mapping[str, Any]) -> str:
 def load(directory: Path | str) -> Any:
     """The model in a directory, in float32 on the CPU whatever is stored."""
     return load_model(directory, device="cpu", dtype="float32")
-
-
-def opened_by(model_class: Any, directory: Path | str, **options: Any) -> Any:
-    """The model in float32 that a class of transformers opens, with no tensor missing or left over."""
-    model, told = model_class.from_pretrained(directory, dtype="float32", output_loading_info=True, **options)
-    assert not any(told.values()), told
-    return model.eval()

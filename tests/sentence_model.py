@@ -14,21 +14,24 @@ WIDTH = 32
 """Hidden size of the tiny BERT."""
 
 
-def sentence_model(directory: Path | str, transformer: str = "", **changes: Any) -> Path:
+def sentence_model(
+    directory: Path | str, transformer: str = "", *, is_dense: bool = True, **changes: Any
+) -> Path:
     """A tiny BERT without head, mean pooling, a dense layer with weights of its own, and normalisation.
 
     Args:
         changes: of its config.json.
         transformer: folder of the BERT; empty: it lies in `directory` itself.
+        is_dense: whether the dense layer is one of the modules: its vectors are much alike.
     """
     directory = Path(directory)
     tiny_family(directory / transformer, "bert", **{"architectures": ["BertModel"], **changes})
     for folder in ("1_Pooling", "2_Dense"):
-        (directory / folder).mkdir()
+        (directory / folder).mkdir(exist_ok=True)
     modules = [
         (transformer, "Transformer"),
         ("1_Pooling", "Pooling"),
-        ("2_Dense", "Dense"),
+        *([("2_Dense", "Dense")] if is_dense else []),
         ("3_Normalize", "Normalize"),  # an empty folder, which no repository holds
     ]
     entries = [

@@ -97,9 +97,8 @@ def test_words_that_are_no_choice_are_refused():
         (lambda: prunecli.HeadOptions(attention=("encoder", "self")), "encoder, decoder, cross"),
         (lambda: prunecli.TrainingOptions(train="layers"), "all, routers, embeddings, experts"),
     ):
-        with pytest.raises(prunecli.PruneError, match="no such choice") as caught:
+        with pytest.raises(prunecli.PruneError, match=rf"no such choice.*\nChoose one of {remedy}\.$"):
             make()
-        assert caught.value.remedy == f"Choose one of {remedy}."
     assert prunecli.FfnOptions(width=512).width == 512
     assert prunecli.FfnOptions(width="match").width == "match"
 

@@ -1,13 +1,11 @@
 """Full disks, signals and damage in the middle of writing: nothing is left behind, input and old results stay."""
 
-import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +16,25 @@ from prunecli.errors import OutputError
 from prunecli.tensors import copying, writer
 from tests.commands.calls import names
 from tests.contracts.method_contract import digests, written
+from tests.failing import failing_after
 from tests.selections import kept_experts
 from tests.tiny import tiny_nllb_moe
 
 KEPT = {f"model.{side}.layers.{n}.ffn": (6, 1, 3) for side in ("encoder", "decoder") for n in (1, 3)}
 
 
-@pytest.fixture
-def source(tmp_path):
-    return tiny_nllb_moe(tmp_path / "in")
+@pytest.fixture(autouse=True)
+def source():
+    tiny_nllb_moe("in")
 
 
-def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
-    written(source, kept_experts(KEPT, dtype=dtype), output, **options)
+def pruned(dtype: str | None = None, **options: Any) -> None:
+    written("in", kept_experts(KEPT, dtype=dtype), "out", **options)
 
 
-def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
-    """`real`, until it was called so many times; from then on the disk is full."""
-    left = calls
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments, **options)
-
-    return call
+def everything() -> dict[str, Any]:
+    """Every name here -> digests of what it holds."""
+    return {name: digests(name) for name in names()}
 
 
 @pytest.mark.parametrize("existing", [False, True])
@@ -59,30 +49,26 @@ def failing_after(calls: int, real: Callable[..., Any]) -> Callable[..., Any]:
         (pipeline, "write_json", 0, None),
     ],
 )
-def test_full_disk(owner, function, calls, dtype, existing, source, tmp_path, monkeypatch):
+def test_full_disk(owner, function, calls, dtype, existing, monkeypatch):
     """Wherever it shows: reserving, writing, or with the small files."""
-    out = tmp_path / "out"
     if existing:
-        pruned(source, out)
-    before, old = digests(source), digests(out)
+        pruned()
+    before = everything()
     monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(owner, function, failing_after(calls, getattr(owner, function)))
     with pytest.raises(OutputError, match=r"out: the disk is full; nothing was written\n.*another path"):
-        pruned(source, out, dtype, force=existing)
-    assert names(tmp_path) == (["in", "out"] if existing else ["in"])
-    assert (digests(source), digests(out)) == (before, old)
+        pruned(dtype, force=existing)
+    assert everything() == before
 
 
-def test_a_disk_that_fails_late_keeps_the_old_result(source, tmp_path, monkeypatch):
+def test_a_disk_that_fails_late_keeps_the_old_result(monkeypatch):
     """The file system notices the fault only when it is asked to sync."""
-    out = tmp_path / "out"
-    pruned(source, out)
-    old = digests(out)
+    pruned()
+    before = everything()
     monkeypatch.setattr(os, "fsync", failing_after(1, os.fsync))
     with pytest.raises(OutputError, match="the disk is full"):
-        pruned(source, out, "float16", force=True)
-    assert names(tmp_path) == ["in", "out"]
-    assert digests(out) == old
+        pruned("float16", force=True)
+    assert everything() == before
 
 
 SLOW = """
@@ -103,9 +89,9 @@ main()
 """
 
 
-def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[str]:
+def start(script: str = SLOW) -> subprocess.Popen[str]:
     """`prune-experts` in a process of its own, caught in the middle of writing."""
-    line = f"prune-experts {source} -o {output} --force --metric random --ratio 0.5 --dtype float16"
+    line = "prune-experts in -o out --force --metric random --ratio 0.5 --dtype float16"
     command = [sys.executable, "-c", script, *line.split()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert any("moved" in line for line in process.stdout)  # several threads may write into one
@@ -116,31 +102,29 @@ def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[st
     ("number", "status", "existing"),
     [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGHUP, 129, True)],
 )
-def test_signals_in_the_middle(number, status, existing, source, tmp_path):
-    out = tmp_path / "out"
+def test_signals_in_the_middle(number, status, existing):
     if existing:
-        pruned(source, out)
-    before, old = digests(source), digests(out)
-    with start(source, out) as process:
-        assert any(name.endswith(".partial") for name in names(tmp_path))
+        pruned()
+    before = everything()
+    with start() as process:
+        assert any(name.endswith(".partial") for name in names())
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == status, errors
     assert "Traceback" not in errors
-    assert names(tmp_path) == (["in", "out"] if existing else ["in"])
-    assert (digests(source), digests(out)) == (before, old)
+    assert everything() == before
 
 
-def test_a_third_one_ends_it_at_once(source, tmp_path):
+def test_a_third_one_ends_it_at_once():
     """Reads that never come back, as from a network that is gone, would keep it."""
-    with start(source, tmp_path / "out", SLOW.replace("0.2", "60")) as process:
+    with start(SLOW.replace("0.2", "60")) as process:
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             time.sleep(0.3)
         process.communicate(timeout=20)
     assert process.returncode in (130, -signal.SIGINT)  # the other one when Python itself has begun to end
-    pruned(source, tmp_path / "out")
-    assert names(tmp_path) == ["in", "out"]
+    pruned()
+    assert names() == ["in", "out"]
 
 
 SMALL_DISK = """
@@ -156,10 +140,10 @@ main()
 """
 
 
-def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run with a file system of 64 KiB at `directory` that only this process sees; then list what it holds."""
+def on_small_disk(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run with a file system of 64 KiB at `small` that only this process sees; then list what it holds."""
     script = 'mount -t tmpfs -o size=64k none "$0" || exit 99; "$@"; status=$?; ls -A "$0" >&2; exit $status'
-    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(directory)]
+    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "small"]
     try:
         done = subprocess.run([*unshare, *command], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -177,12 +161,10 @@ def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedPr
         ("unforeseen", "unreserved", "small/out: the disk is full; nothing was written"),
     ],
 )
-def test_disk_that_is_really_full(check, reserving, message, source, tmp_path):
-    (tmp_path / "small").mkdir()
-    line = f"{check} {reserving} prune-experts {source} --metric random --ratio 0.5 -o {tmp_path}/small/out"
-    command = [sys.executable, "-c", SMALL_DISK, *line.split()]
-    done = on_small_disk(tmp_path / "small", command)
+def test_disk_that_is_really_full(check, reserving, message):
+    Path("small").mkdir()
+    line = f"{check} {reserving} prune-experts in --metric random --ratio 0.5 -o small/out"
+    done = on_small_disk([sys.executable, "-c", SMALL_DISK, *line.split()])
     assert done.returncode == 1, done.stderr
-    lines = done.stderr.splitlines()
-    assert " ".join(lines[:-1]).endswith(message)  # a long path may be wrapped
-    assert lines[-1] == "Free some space, or choose another path."  # and no listing after it
+    said = " ".join(done.stderr.split())  # a long path may be wrapped
+    assert said.endswith(f"{message} Free some space, or choose another path."), "no listing after it"

@@ -50,26 +50,25 @@ def test_other_links_stay(setup, text, absolute, bare):
 FOLDERS = ("benchmarks", "docs", "prunecli", "recipes", "tests", "tools")
 
 
-def build(what: str, source: Path, where: Path) -> Path:
-    code = f"from setuptools import build_meta; build_meta.build_{what}({str(where)!r})"
+def build(what: str, source: Path) -> Path:
+    code = f"from setuptools import build_meta; build_meta.build_{what}('../{what}')"
     subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
-    (made,) = where.iterdir()
+    (made,) = Path(what).iterdir()
     return made
 
 
-def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recipes(tmp_path):
+def test_the_source_distribution_is_the_repository_and_its_wheel_holds_the_recipes():
     pytest.importorskip("setuptools", minversion="77")
-    made = ("__pycache__", "*.egg-info")
+    copy, made = Path("source"), ("__pycache__", "*.egg-info")
     for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / "source" / folder, ignore=shutil.ignore_patterns(*made))
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns(*made))
     for path in filter(Path.is_file, ROOT.glob("[!.]*")):
-        shutil.copy(path, tmp_path / "source")
-    copy = tmp_path / "source"
+        shutil.copy(path, copy)
     files = {path.relative_to(copy) for path in copy.rglob("*") if path.is_file()}
-    with tarfile.open(build("sdist", tmp_path / "source", tmp_path / "sdist")) as archive:
-        archive.extractall(tmp_path)
-    (source,) = tmp_path.glob("prunecli-*")
+    with tarfile.open(build("sdist", copy)) as archive:
+        archive.extractall()
+    (source,) = Path().glob("prunecli-*")
     assert sorted(str(path) for path in files if not (source / path).is_file()) == []
-    with zipfile.ZipFile(build("wheel", source, tmp_path / "wheel")) as wheel:
+    with zipfile.ZipFile(build("wheel", source)) as wheel:
         for path in (ROOT / "recipes").iterdir():
             assert wheel.read(f"prunecli/recipes/files/{path.name}") == path.read_bytes()

@@ -99,7 +99,10 @@ def test_pytree():
     assert private.pytree().tree_map_only(int, str, tree) == {"a": ("1", [2.0]), "b": "3"}
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+
+
+@needs_onednn
 def test_onednn_linear_pointwise_and_reorder_linear_weight():
     rows, weight, bias = torch.randn(3, 16), torch.randn(32, 16), torch.randn(32)
     expected = rows @ weight.T + bias
@@ -107,12 +110,12 @@ def test_onednn_linear_pointwise_and_reorder_linear_weight():
         torch.testing.assert_close(private.onednn_linear(rows, given, bias), expected)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@needs_onednn
 def test_is_mkldnn_bf16_supported():
     assert isinstance(private.onednn_has_bfloat16(), bool)
 
 
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+@needs_onednn
 def test_qlinear_prepack_and_qlinear_pointwise():
     rows, matrix = torch.tensor([[1, 2]], dtype=torch.uint8), torch.tensor([[3, 4]], dtype=torch.int8)
     packed, half, one = private.int8_packed(matrix), torch.tensor([0.5]), torch.ones(1)

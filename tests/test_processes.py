@@ -9,10 +9,10 @@ import pytest
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import OutputError
 from prunecli.processes import neighbours, undisturbed
-from tests.commands.calls import done
+from tests.commands.calls import content, done
 from tests.forked import ended, start
 from tests.process_groups import at_once
-from tests.tiny import json_of, tiny_nllb_moe, write_files
+from tests.tiny import tiny_nllb_moe, write_files
 
 
 @pytest.fixture
@@ -98,10 +98,7 @@ def test_evaluate_by_two_processes_equals_one(folder):
     assert "Written to two.json." in first[2]
     assert second[1:] == ("", "")
     done(evaluate, line, quick, "-o one.json --force")
-    found = [json_of(name) for name in ("one.json", "two.json")]
-    for payload in found:
-        del payload["command"]
-    assert found[0] == found[1]
+    assert content("one.json") == content("two.json")
 
 
 def test_a_process_that_dies_ends_the_others_with_a_line(folder):

@@ -36,7 +36,6 @@ def tiny_nllb_moe(
     sparse_step: int = 2,
     dtype: str = "F32",
     router_bias: bool = False,
-    languages: Sequence[str] = LANGUAGES,
     vocab: int | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -48,7 +47,7 @@ def tiny_nllb_moe(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    size = write_tokenizer(directory, languages)
+    size = write_tokenizer(directory)
     vocab = size if vocab is None else max(vocab, size)
     values = tiny_config(experts, d_model, ffn, layers, sparse_step, vocab)
     values |= {"dtype": CONFIG_DTYPES[dtype], "router_bias": router_bias, **(config or {})}
@@ -56,6 +55,14 @@ def tiny_nllb_moe(
     write_json(directory / "generation_config.json", _GENERATION)
     write_weights(directory, random_tensors(values, seed, dtype), shards=shards, pickled=pickled)
     return directory
+
+
+def fewer_experts(directory: Path | str, kept: Sequence[int], *history: Any, **options: Any) -> Path:
+    """A `tiny_nllb_moe` whose config.json says that each layer kept these of 8 experts."""
+    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+    mark = {"version": 1, "history": list(history), "experts": dict.fromkeys(layers, tuple(kept))}
+    mark["original_experts"] = dict.fromkeys(layers, 8)
+    return tiny_nllb_moe(directory, experts=len(kept), config={"prunecli": mark}, **options)
 
 
 _IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
@@ -175,13 +182,12 @@ def _save_pickled(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     torch.save({name: tensor(value) for name, value in tensors.items()}, path)
 
 
-def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> int:
+def write_tokenizer(directory: Path) -> int:
     """Write the files of an NllbTokenizer over letters and a few merges; returns its number of tokens."""
-    tokenizer = _tokenizer(languages)
-    first = languages[0]
+    tokenizer, first = _tokenizer(LANGUAGES), LANGUAGES[0]
     _surround(tokenizer, (f"{first} $A </s>", f"{first} $A $B </s>"), (first, "</s>"))
     settings = {"tokenizer_class": "NllbTokenizer", "backend": "tokenizers", "legacy_behaviour": False}
-    settings |= {"extra_special_tokens": list(languages), "src_lang": first, "tgt_lang": None}
+    settings |= {"extra_special_tokens": list(LANGUAGES), "src_lang": first, "tgt_lang": None}
     return _write_tokenizer(directory, tokenizer, settings)
 
 

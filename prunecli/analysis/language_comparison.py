@@ -65,8 +65,21 @@ def compare_by_language(
         )
     about = _about(Languages, statistics, files, options, languages)
     similarity = layers = None
+
+    def kept_by(strategy: Strategy, metric: str) -> list[Kept]:
+        """The experts that each pair keeps."""
+        budget = Budget(
+            options.ratio,
+            scope=SCOPES[strategy],
+            balance=options.balance or Fraction(1),
+            least=MIN_PER_LAYER if options.least is None else options.least,
+            released=statistics.mode == "published",
+        )
+        values = (metric_values(metric, statistics.entries[pair], statistics) for pair in pairs)
+        return [select(statistics.axes, own, budget)[0] for own in values]
+
     if pairs:
-        kept, relations, listed = _select(statistics, options, pairs, strategy, metric), {}, {}
+        kept, relations, listed = kept_by(strategy, metric), {}, {}
         for side in SIDES:
             axes = [axis for axis in statistics.axes if axis.side == side]
             matrix = jaccard_matrix(_selected(axes, kept))
@@ -74,7 +87,8 @@ def compare_by_language(
             if len(pairs) <= MOST_PAIRS:
                 listed[side] = np.round(matrix, 6).tolist()
         similarity = Similarities(relations=relations, **listed)
-        layers = _experts_per_layer(statistics, options, pairs, about.get("groups", {}), layer_metric)
+        kept = kept_by("global-threshold", layer_metric)
+        layers = _experts_per_layer(statistics, kept, pairs, about.get("groups", {}), layer_metric)
     return Languages(
         **about,
         metric=metric,
@@ -113,25 +127,6 @@ def _about(
     }
 
 
-def _select(
-    statistics: GateStatistics,
-    options: LanguageOptions,
-    pairs: Sequence[str],
-    strategy: Strategy,
-    metric: str,
-) -> list[Kept]:
-    """The experts that each pair keeps."""
-    budget = Budget(
-        options.ratio,
-        scope=SCOPES[strategy],
-        balance=options.balance or Fraction(1),
-        least=MIN_PER_LAYER if options.least is None else options.least,
-        released=statistics.mode == "published",
-    )
-    values = (metric_values(metric, statistics.entries[pair], statistics) for pair in pairs)
-    return [select(statistics.axes, own, budget)[0] for own in values]
-
-
 def _selected(axes: Sequence[Axis], kept: Sequence[Kept]) -> Bools:
     """`[pairs or texts, experts of all axes]`: whether an expert is selected."""
     return np.array([np.concatenate([np.isin(axis.ids, own[axis.name]) for axis in axes]) for own in kept])
@@ -151,13 +146,12 @@ def _tree(statistics: GateStatistics, options: LanguageOptions, metric: str, sid
 
 def _experts_per_layer(
     statistics: GateStatistics,
-    options: LanguageOptions,
+    kept: Sequence[Kept],
     pairs: Sequence[str],
     groups: Mapping[str, str],
     metric: str,
 ) -> ExpertsPerLayer:
     """The experts that each layer keeps for the pairs; `groups`: language -> group."""
-    kept = _select(statistics, options, pairs, "global-threshold", metric)
     counts, layers = np.array([[len(ids) for ids in own.values()] for own in kept]), statistics.layers
     sides: list[str] = [side_of(layer) for layer in layers]
     found: Json = {}
@@ -231,9 +225,6 @@ def _layer(axis: Axis, texts: Sequence[str], selected: Bools) -> TextLayer:
     )
 
 
-Pair = tuple[str, str]
-
-
 def jaccard_matrix(selected: Bools) -> Floats:
     """|A ∩ B| / |A ∪ B| of each two rows of `[sets, members]`: `[sets, sets]`, symmetric; 1 for two empty sets."""
     holds = selected.astype(np.float32)  # counts below 2^24 are exact in it
@@ -248,7 +239,7 @@ RELATIONS = ("same source", "same target", "neither")
 """What two different pairs have in common."""
 
 
-def spread_by_relation(pairs: Sequence[Pair], matrix: Floats) -> dict[str, Relation | None]:
+def spread_by_relation(pairs: Sequence[tuple[str, str]], matrix: Floats) -> dict[str, Relation | None]:
     """Mean, lowest and highest similarity of the pairs with a common source, a common target, or neither.
 
     A relation that no two pairs have is None. Values are rounded to 6 digits.

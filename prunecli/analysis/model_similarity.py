@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from prunecli.analysis.measures import Features, linear_cka, local_neighbourhood_similarity, neighbour_count
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from prunecli.evaluation.options import Measure, SimilarityOptions
+from prunecli.evaluation.options import SimilarityOptions
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Floats
 from prunecli.model.patchwork import submodule
@@ -28,6 +28,7 @@ from prunecli.modules.drawing import random_model
 from prunecli.modules.hooks import states_of
 from prunecli.modules.loading import load_model
 from prunecli.progress import Progress, silent
+from prunecli.results.document import Json
 from prunecli.results.similarity import Similarity, ends_of
 from prunecli.running.batches import TokenObserver, observe_batches
 from prunecli.running.encoding import text_examples, translation_examples
@@ -260,18 +261,16 @@ class Comparison:
 
     Attributes:
         components: the components with outputs of each model.
-        removed: names of the removed components of each model.
         width: width of the widest output.
         similarities: measure -> a square matrix over the components of all models, mean over the portions; NaN for
             components with the same output for every sentence.
     """
 
     components: tuple[tuple[Component, ...], ...]
-    removed: tuple[tuple[str, ...], ...]
     width: int
-    similarities: Mapping[Measure, Floats]
+    similarities: Mapping[str, Floats]
 
-    def part(self, name: str, measure: Measure) -> Floats:
+    def part(self, name: str, measure: str) -> Floats:
         """The similarities within the `first` or the `second` model, or `between` both: `[rows, columns]`."""
         count = len(self.components[0])
         places = {"first": slice(count), "second": slice(count, None)}
@@ -284,19 +283,19 @@ def compare(
     portions: Sequence[Portion],
     options: SimilarityOptions,
     progress: Progress = silent,
-) -> dict[str, Comparison]:
-    """Compare the first checkpoint with each of the others, or with itself if there are no others.
+) -> tuple[Similarity, int]:
+    """Compare two checkpoints, or the components of one.
 
     One model is in memory at a time. The outputs of the first are in temporary files (4 bytes x components x sentences
     x width); those of the others too, for two portions at a time.
 
     Args:
-        checkpoints: label -> checkpoint.
+        checkpoints: label -> checkpoint. Those after the second are benchmarks: their similarity to the first is the
+            100 % (2309.01826, 4.4). Random weights are the lower bound (section 3).
         portions: compared one by one; similarities are their means.
 
     Returns:
-        Label of each other checkpoint, or of the only one -> comparison. Random weights have the labels of
-        `random_label`.
+        similarity.json, and the width of the widest output.
 
     Raises:
         PruneError: a checkpoint, text or option that cannot be used, or outputs that are not finite.
@@ -309,36 +308,53 @@ def compare(
                 f"{checkpoint.path}: {kind} reads other text than the first model",
                 "Compare models with one stack, or models with two.",
             )
-    counts = [neighbours_of(portion, options) for portion in portions]
-    (label, first), *others = checkpoints.items()
-    own = [*_represented(label, first, portions, options, progress)]
-    compared: list[tuple[str, Checkpoint, int | None]] = [(name, other, None) for name, other in others]
-    compared += [(random_label(seed), first, seed) for seed in options.seeds]
-    if not compared:
-        return {label: _comparison([first], ((outputs,) for outputs in own), options, counts)}
-    return {
-        name: _comparison(
-            [first, other],
-            zip(own, _represented(name, other, portions, options, progress, seed), strict=True),
-            options,
-            counts,
+    has_lns = options.measure != "cka"
+    counts = [neighbour_count(options.neighbours, len(one)) if has_lns else None for one in portions]
+
+    def compared(pairs: Iterable[Sequence[Outputs]]) -> Comparison:
+        """Comparison of one or two models from their outputs on each portion."""
+        found = defaultdict[str, list[Floats]](list)
+        for outputs, k in zip(pairs, counts, strict=True):
+            features = [array for own in outputs for array in own.values()]
+            if options.measure != "lns":
+                found["cka"].append(linear_cka(features))
+            if k is not None:
+                found["lns"].append(local_neighbourhood_similarity(features, k))
+        return Comparison(
+            tuple(map(tuple, outputs)),
+            max(array.shape[1] for array in features),
+            {measure: np.mean(own, axis=0) for measure, own in found.items()},
         )
-        for name, other, seed in compared
-    }
 
-
-def random_label(seed: int) -> str:
-    """Label of random weights among the comparisons: no directory's name."""
-    return f"random weights, seed {seed}"
-
-
-def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
-    """k of LNS for this portion; None without LNS.
-
-    Raises:
-        UsageError: there is no such k.
-    """
-    return neighbour_count(options.neighbours, len(portion)) if "lns" in options.measures else None
+    (label, first), *others = checkpoints.items()
+    whole = [*_represented(label, first, portions, options, progress)]
+    found = [
+        compared(zip(whole, _represented(*other, portions, options, progress), strict=True))
+        for other in others
+    ]
+    randoms = []
+    for seed in range(options.random_baseline or 0):
+        drawn = _represented(f"random weights, seed {seed}", first, portions, options, progress, seed)
+        randoms.append(compared(zip(whole, drawn, strict=True)))
+    main, *benchmarks = found or [compared(zip(whole, strict=True))]
+    names = list(checkpoints)
+    result = Similarity.model_validate(
+        {
+            **Similarity.header(checkpoints.values()),
+            "checkpoints": names,
+            "benchmarks": names[2:],
+            **({"random_seeds": [*range(len(randoms))]} if randoms else {}),
+            "device": options.device,
+            "dtype": options.dtype,
+            "context": options.context,
+            "text": [
+                {"name": one.split, "sentences": len(one), "neighbours": k, "sha256": one.sha256}
+                for one, k in zip(portions, counts, strict=True)
+            ],
+            **_fields(checkpoints.values(), main, benchmarks, randoms),
+        }
+    )
+    return result, main.width
 
 
 def _represented(
@@ -374,28 +390,6 @@ def _represented(
     gc.collect()  # before the next one is loaded
 
 
-def _comparison(
-    models: Sequence[Checkpoint],
-    portions: Iterable[Sequence[Outputs]],
-    options: SimilarityOptions,
-    counts: Sequence[int | None],
-) -> Comparison:
-    """Comparison of one or two models from their outputs on each portion; `counts`: k of LNS for each."""
-    found = defaultdict[Measure, list[Floats]](list)
-    for outputs, k in zip(portions, counts, strict=True):
-        features = [array for own in outputs for array in own.values()]
-        if "cka" in options.measures:
-            found["cka"].append(linear_cka(features))
-        if k is not None:
-            found["lns"].append(local_neighbourhood_similarity(features, k))
-    return Comparison(
-        tuple(map(tuple, outputs)),
-        tuple(tuple(one.name for one in components(made) if one.removed) for made in models),
-        max(array.shape[1] for array in features),
-        {measure: np.mean(own, axis=0) for measure, own in found.items()},
-    )
-
-
 KEY = ["side", "layer", "kind"]
 
 
@@ -423,21 +417,13 @@ def diagonal(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*KEY, "first", "second"]).assign(**values).set_index(KEY)
 
 
-def similarity_of(
+def _fields(
+    checkpoints: Iterable[Checkpoint],
     comparison: Comparison,
-    benchmarks: Sequence[Comparison] = (),
-    randoms: Sequence[Comparison] = (),
-    /,
-    **about: Any,
-) -> Similarity:
-    """similarity.json: components, matrices, the diagonal (or successive pairs) and its means.
-
-    Args:
-        comparison: of two models, or of one.
-        benchmarks: comparisons of the first model with others like it, which are the 100 % (2309.01826, 4.4).
-        randoms: comparisons of the first model with random weights, the lower bound (section 3).
-        about: the fields that say what was compared, from the header to `text`.
-    """
+    benchmarks: Sequence[Comparison],
+    randoms: Sequence[Comparison],
+) -> Json:
+    """Components, matrices, the diagonal (or successive pairs) and its means, for similarity.json."""
     measures, pairs = list(comparison.similarities), diagonal(comparison)
     for measure in measures:
         for name, others in (("benchmark", benchmarks), ("random", randoms)):
@@ -462,26 +448,25 @@ def similarity_of(
     models = dict(zip(("first", "second"), comparison.components, strict=False))
     names = [*models, "between"] if len(models) > 1 else [*models]
     left_out = {}
-    for (name, held), removed in zip(models.items(), comparison.removed, strict=True):
+    for (name, held), checkpoint in zip(models.items(), checkpoints, strict=False):
         same = np.isnan(np.diagonal(comparison.part(name, measures[0])))
-        constant = [one.name for one, is_same in zip(held, same, strict=True) if is_same]
-        left_out[name] = {"removed": removed, "constant": constant}
-    return Similarity.model_validate(
-        {
-            **about,
-            "components": models,
-            "left_out": left_out,
-            "matrices": {
-                measure: {
-                    name: _listed(pd.DataFrame(comparison.part(name, measure))).to_numpy().tolist()
-                    for name in names
-                }
-                for measure in measures
-            },
-            "corresponding" if len(models) > 1 else "successive": _listed(pairs).to_dict("records"),
-            "mean": _listed(pd.DataFrame(means)).to_dict(),
+        left_out[name] = {
+            "removed": [one.name for one in components(checkpoint) if one.removed],
+            "constant": [one.name for one, is_same in zip(held, same, strict=True) if is_same],
         }
-    )
+    return {
+        "components": models,
+        "left_out": left_out,
+        "matrices": {
+            measure: {
+                name: _listed(pd.DataFrame(comparison.part(name, measure))).to_numpy().tolist()
+                for name in names
+            }
+            for measure in measures
+        },
+        "corresponding" if len(models) > 1 else "successive": _listed(pairs).to_dict("records"),
+        "mean": _listed(pd.DataFrame(means)).to_dict(),
+    }
 
 
 def _listed(frame: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,8 @@ that were reduced alike.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 from prunecli.model.axes import Kind
@@ -61,18 +62,13 @@ def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:
 def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
     """Assign checkpoints that were reduced in the same way to one line."""
     count = range(len(checkpoints))
-    is_reduced = [bool(fractions[at] or checkpoints[at].structure.history) for at in count]
     made = {
-        at: [
-            other
-            for other in count
-            if other != at and is_reduced[other] and is_made_from(checkpoints[other], one)
-        ]
+        at: [other for other in count if is_made_from(checkpoints[other], one)]
         for at, one in enumerate(checkpoints)
         if one.structure.is_stock and not _commands([one])
     }
     members = [at for at in count if not made.get(at)]
-    if not any(is_reduced[at] for at in members):
+    if not any(fractions[at] or checkpoints[at].structure.history for at in members):
         return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
     settings = [
         setting(one.structure.history, f"{origin(one.path)['path']} ({_short(one.fingerprint)})")
@@ -90,7 +86,7 @@ def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     """Whether the history of `one` begins with that of `other`, or with `other` itself."""
     history, earlier = one.structure.history, other.structure.history
     if earlier:
-        return len(earlier) < len(history) and list(history[: len(earlier)]) == list(earlier)
+        return len(earlier) < len(history) and history[: len(earlier)] == earlier
     if not history:
         return False
     source = history[0].get("source")
@@ -113,27 +109,18 @@ def _share(checkpoint: Checkpoint, kind: Kind) -> float:
     return 1 - kept / whole
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Step of a training that a checkpoint belongs to.
-
-    Attributes:
-        updates: of the weights, that its original had seen.
-        original: index of the one that it was made from, its own of a checkpoint that the training wrote.
-    """
-
-    updates: int
-    original: int
-
-
-def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[float]) -> list[Kept] | None:
+def steps_of_one_training(
+    checkpoints: Sequence[Checkpoint], removed: Sequence[float]
+) -> list[tuple[int, int]] | None:
     """The step of each checkpoint, if one training wrote all of them, or the models that they were reduced from.
 
     Args:
         removed: fraction that each has lost.
 
     Returns:
-        None where they were not, or where two of one step have lost the same fraction: a line would have two values.
+        Updates of the weights that its original had seen, and index of the original that it was made from: its own of a
+        checkpoint that the training wrote. None where they were not, or where two of one step have lost the same
+        fraction: a line would have two values.
     """
     histories = [checkpoint.structure.history for checkpoint in checkpoints]
     originals = []
@@ -142,13 +129,12 @@ def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[fl
         originals.append(max(sources, key=lambda other: len(histories[other]), default=index))
     starts = sorted(set(originals))
     trainings = [_training(histories[start]) for start in starts]
-    found = [Kept(_updates(histories[original]), original) for original in originals]
+    steps = [_updates(histories[original]) for original in originals]
     if trainings[0] is None or any(training != trainings[0] for training in trainings):
         return None
-    places = {(kept.updates, round(share, 3)) for kept, share in zip(found, removed, strict=True)}
-    several = len({kept.updates for kept in found}) > 1
-    is_one = several and len(starts) < len(checkpoints) and len(places) == len(found)
-    return found if is_one else None
+    places = {(step, round(share, 3)) for step, share in zip(steps, removed, strict=True)}
+    is_one = len(set(steps)) > 1 and len(starts) < len(checkpoints) and len(places) == len(steps)
+    return [*zip(steps, originals, strict=True)] if is_one else None
 
 
 def _training(history: Sequence[Step]) -> object | None:
@@ -194,22 +180,17 @@ def setting(history: Sequence[Step], own: str = "") -> Setting:
     last = max((place for place, command in enumerate(commands) if command != "finetune"), default=0)
     while last and commands[last - 1] == commands[last]:
         last -= 1
-    runs: list[tuple[str, dict[str, str], str]] = []
-    for place, (command, step) in enumerate(zip(commands, history, strict=True)):
-        values = _arguments(step, is_last=place >= last)
-        files = ", ".join(
-            f"{one.get('file')} ({_short(one.get('sha256'))})" for one in statistics_files(step)
-        )
-        if runs and runs[-1][:2] == (command, values):
-            files = files if files == runs[-1][2] else "of each step"
-            runs.pop()
-        runs.append((command, values, files))
+    rows = []
+    for place, step in enumerate(history):
+        files = (f"{one.get('file')} ({_short(one.get('sha256'))})" for one in statistics_files(step))
+        rows.append(((commands[place], _arguments(step, is_last=place >= last)), ", ".join(files)))
+    runs = [(*key, {files for _, files in own}) for key, own in groupby(rows, key=itemgetter(0))]
     if history:
         source = history[0].get("source")
         own = f"{source.get('path', '?')} ({_short(source.get('fingerprint'))})" if source else ""
     found = {("", ""): ", ".join(command for command, _, _ in runs), ("", "of"): own}
     for place, (command, values, files) in enumerate(runs):
-        own_values = {**values, "statistics": files}
+        own_values = {**values, "statistics": files.pop() if len(files) == 1 else "of each step"}
         found |= {(f"{place} {command}", name): text for name, text in own_values.items()}
     return {key: text for key, text in found.items() if text}
 

@@ -49,18 +49,11 @@ def compare_models(options: CompareModels) -> None:
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
-    from prunecli.analysis.model_similarity import (
-        compare,
-        neighbours_of,
-        portions_of,
-        random_label,
-        similarity_of,
-    )
+    from prunecli.analysis.model_similarity import compare, portions_of
     from prunecli.evaluation.on_text import measured_text
     from prunecli.model.history import pruned_pairs
     from prunecli.modules.devices import choose_devices
     from prunecli.modules.fitting import dtype_name, fitting_dtype
-    from prunecli.results.similarity import Similarity
 
     options.check_outputs()
     if options.checkpoint is not None:
@@ -80,35 +73,13 @@ def compare_models(options: CompareModels) -> None:
     dtype = fitting_dtype(opened, choose_devices(options.device), options.dtype, say=console.note)
     options = options.updated(dtype=dtype_name(dtype))
     choice = with_demo_text(options, compared)
-    names, say = list(opened), unsaid if choice.files else console.note
-    data = measured_text(opened[names[0]], choice, "This", say, task="mlm")
+    say = unsaid if choice.files else console.note
+    data = measured_text(next(iter(opened.values())), choice, "This", say, task="mlm")
     directions = data.pairs
     if options.pairs is None and options.langs is None:
         directions = pruned_pairs(list(labels.values()), directions)
     portions = portions_of(data.text, directions)
-    found = compare(opened, portions, options, console.progress())
-    main, benchmarks = found[names[len(compared) - 1]], names[2:]
-    result = similarity_of(
-        main,
-        [found[name] for name in benchmarks],
-        [found[random_label(seed)] for seed in options.seeds],
-        **Similarity.header(opened.values()),
-        checkpoints=names,
-        benchmarks=benchmarks,
-        **({"random_seeds": list(options.seeds)} if options.seeds else {}),
-        device=options.device,
-        dtype=options.dtype,
-        context=options.context,
-        text=[
-            {
-                "name": portion.split,
-                "sentences": len(portion),
-                "neighbours": neighbours_of(portion, options),
-                "sha256": portion.sha256,
-            }
-            for portion in portions
-        ],
-    )
+    result, width = compare(opened, portions, options, console.progress())
 
     def blocks() -> console.Blocks:
         if result.pairs:
@@ -120,10 +91,10 @@ def compare_models(options: CompareModels) -> None:
                 if parts := left_out[what]:
                     shown = ", ".join(parts[:3]) + (f", … ({len(parts)} in all)" if len(parts) > 3 else "")
                     yield f"Left out of {name}, {why}: {shown}."
-        least, width = min(map(len, portions)), main.width
+        least = min(map(len, portions))
         many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].split
         yield f"{least:,} sentences of {many}."
-        if "cka" in main.similarities and least < width:
+        if "cka" in result.matrices and least < width:
             yield (
                 f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: "
                 "give more, or --benchmarks to compare with."
@@ -191,7 +162,7 @@ def compare_languages(options: CompareLanguages) -> None:
     the experts are that they select, and which are those of one alone.
     """
     from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
-    from prunecli.results.gates import merge, read_gates
+    from prunecli.results.gates import GateStatistics, read_gates
     from prunecli.text.plain import MIXED
 
     files = options.gates
@@ -199,7 +170,7 @@ def compare_languages(options: CompareLanguages) -> None:
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
+    statistics = GateStatistics.merged([read_gates(path) for path in files], [str(path) for path in files])
     is_text = statistics.mode == "text"
     if options.output == Path():
         options = options.updated(output=Path("texts.json" if is_text else "languages.json"))

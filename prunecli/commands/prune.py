@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -76,7 +76,6 @@ def prune_experts(options: PruneExperts) -> None:
         options.prune(
             opened,
             plan,
-            options.seed,
             rewrite=rewrite,
             before=() if fit is None else explain(fit),
         )
@@ -99,10 +98,10 @@ def prune_heads(options: PruneHeads) -> None:
     with options.open() as opened:
         plan = prunecli.plan_heads(opened, options)
         console.note(*plan.reasons)
-        options.prune(opened, plan, options.seed)
+        options.prune(opened, plan)
 
 
-class PruneFfn(RewritingOptions, ScoredOptions, NarrowOptions):
+class PruneFfn(ScoredOptions, NarrowOptions):
     """Options of the command."""
 
     LEFT_OUT = ("stream",)
@@ -124,10 +123,12 @@ def prune_ffn(options: PruneFfn) -> None:
     with options.open() as opened:
         if options.metric == "norms":
             console.warn(NORMS_WARNING)
-        _prune_measured(opened, options, prunecli.plan_widths)
+        selection = prunecli.plan_widths(opened, options, options.text_run(measures=options.needs_text))
+        console.note(*selection.reasons)
+        options.prune(opened, selection, scored=options if options.needs_text else None)
 
 
-class PruneLayers(RewritingOptions, ScoredOptions, LayerOptions):
+class PruneLayers(ScoredOptions, LayerOptions):
     """Options of the command."""
 
     LEFT_OUT = ("memory", "spill_directory")
@@ -159,7 +160,11 @@ def prune_layers(options: PruneLayers) -> None:
     with options.open() as opened:
         if options.metric == "last":
             console.warn(LAST_WARNING)
-        _prune_measured(opened, options, prunecli.plan_layers, _with_maps if options.replace else None)
+        run = options.text_run(measures=options.needs_text)
+        selection = prunecli.plan_layers(opened, options, run)
+        console.note(*selection.reasons)
+        rewrite = _with_maps(opened, selection, run) if options.replace else None
+        options.prune(opened, selection, rewrite=rewrite, scored=options if reads else None)
 
 
 def _with_maps(
@@ -194,26 +199,6 @@ def _with_text(options: Measured, *, reads: bool) -> Measured:
         what = f"`metric={options.metric}` reads no text." if reads_none else "no text is read here."
         options.refuse(options.given, f"is of no use: {what}")
     return with_demo_text(options, options.checkpoint)
-
-
-def _prune_measured(
-    opened: prunecli.Checkpoint,
-    options: Measured,
-    plan: Callable[[prunecli.Checkpoint, Measured, prunecli.TextRun], prunecli.Selection],
-    rewrite_by: Callable[[prunecli.Checkpoint, prunecli.Selection, prunecli.TextRun], prunecli.Rewrite]
-    | None = None,
-) -> None:
-    """Choose units by `plan`, remove the others, and show the result.
-
-    Args:
-        rewrite_by: removes them, with the text at hand; None: by `cut`.
-    """
-    run = options.text_run(options, measures=options.needs_text)
-    selection = plan(opened, options, run)
-    console.note(*selection.reasons)
-    rewrite = None if rewrite_by is None else rewrite_by(opened, selection, run)
-    scored = None if rewrite is None and not options.needs_text else options
-    options.prune(opened, selection, options.seed, rewrite=rewrite, scored=scored)
 
 
 DEMO_SPLIT = "val"
@@ -256,7 +241,7 @@ def trim_vocabulary(options: TrimVocabulary) -> None:
             console.note(
                 f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened."
             )
-        options.prune(opened, plan, None, before=_tokens(plan.details))
+        options.prune(opened, plan, before=_tokens(plan.details))
 
 
 def _tokens(details: Mapping[str, Any]) -> console.Blocks:

@@ -93,7 +93,6 @@ class RewritingOptions(WritingOptions):
         self,
         source: Checkpoint,
         selection: Selection,
-        seed: int | None,
         *,
         rewrite: prunecli.Rewrite | None = None,
         scored: TextChoice | None = None,
@@ -107,8 +106,7 @@ class RewritingOptions(WritingOptions):
             before: tables and lines before the table of units.
         """
         shown = self.apply(source, rewrite or prunecli.cut(source, selection), scored)
-        blocks = chain(before, shown.selected_blocks(selection))
-        self.show(lambda: shown.selected(selection, seed), blocks)
+        self.show(lambda: shown.selected(selection), chain(before, shown.selected_blocks(selection)))
 
     def apply(
         self,
@@ -165,7 +163,7 @@ class RewritingOptions(WritingOptions):
                 "Warning: the result is ruined. Remove less, choose by another score, or train it: prunecli finetune "
                 f"{self.output} --teacher {source.path}"
             )
-        return Shown(result, not self.config_only, self.explain, quality)
+        return Shown(result, self, quality)
 
 
 class WordsOptions(TextChoice):
@@ -193,8 +191,8 @@ class WordsOptions(TextChoice):
     )
 
 
-class ScoredOptions(TextChoice, RunOptions):
-    """Options of commands that measure units on text, or read what was measured before."""
+class ScoredOptions(RewritingOptions, TextChoice, RunOptions):
+    """Options of rewriting commands that measure units on text, or read what was measured before."""
 
     LEFT_OUT: ClassVar[tuple[str, ...]] = ("source_file", "target_file", "labelled")
 
@@ -203,7 +201,7 @@ class ScoredOptions(TextChoice, RunOptions):
         role="output",
     )
 
-    def text_run(self, how: RewritingOptions, *, measures: bool) -> prunecli.TextRun:
+    def text_run(self, *, measures: bool) -> prunecli.TextRun:
         """Return the text that units are measured on.
 
         Args:
@@ -219,8 +217,8 @@ class ScoredOptions(TextChoice, RunOptions):
         if not measures:
             self.refuse(["save_scores"], "is of no use: nothing is measured on text here.")
         if path is not None:
-            refuse_unwritable(path, force=how.force)
-            save = lambda scores: scores.write(path, force=how.force)  # noqa: E731
+            refuse_unwritable(path, force=self.force)
+            save = lambda scores: scores.write(path, force=self.force)  # noqa: E731
         return prunecli.TextRun(self, self, save, console.progress(), console.note)
 
 
@@ -229,17 +227,16 @@ class Shown:
     """Document and lines about a result that every rewriting command prints."""
 
     result: prunecli.Applied
-    weights: bool
-    explain: bool
+    options: RewritingOptions
     quality: QualityChange | None
 
-    def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
+    def document(self, kind: type[Document], **fields: Any) -> Document:
         """Document for `--json`: the fields that every kind has, and its own."""
         result, decision = self.result, self.result.rewrite.decision
         more: dict[str, Any] = {} if decision is None else {"decision": decision}
         more |= {} if self.quality is None else {"quality": self.quality}
         return kind(
-            **kind.header([result.source], seed),
+            **kind.header([result.source], getattr(self.options, "seed", None)),
             left_out=[*result.left_out],
             output=None if result.output is None else str(result.output),
             stock=result.stock_support.to_json(),
@@ -249,14 +246,13 @@ class Shown:
             **more,
         )
 
-    def selected(self, selection: Selection, seed: int | None) -> Selected:
+    def selected(self, selection: Selection) -> Selected:
         """Return the JSON of a selection for `--json`."""
         from prunecli.results.rewriting import Selected
 
         held = {name: axis.count for name, axis in selected_axes(self.result.source, selection).items()}
         return self.document(
             Selected,
-            seed,
             details=dict(selection.details),
             held=held,
             kept={name: sorted(selection.kept[name]) for name in held},
@@ -316,7 +312,7 @@ class Shown:
     def place_blocks(self, dry: str = "nothing is written") -> console.Blocks:
         """Yield whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
-        if self.explain:
+        if self.options.explain:
             from prunecli.analysis.explanation import decision_blocks
 
             yield from decision_blocks(self.result.rewrite.decision)
@@ -325,7 +321,8 @@ class Shown:
 
             yield change_line(self.quality)
         yield support.line
-        what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
+        config_only = self.options.config_only
+        what = f"no weights: finetune --from-scratch {output}" if config_only else opened_by(support)
         yield f"Dry run: {dry}." if output is None else f"Written: {output} ({what})"
 
 

@@ -68,11 +68,10 @@ def run(options: Run) -> None:
         console.verbatim(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return
     overrides = dict(parse_override(text) for text in options.assignments)
-    plan = resolve(label, read_recipe(recipe), parameters(), overrides, builtin_variables(), console.note)
-    steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
+    steps = resolve(label, read_recipe(recipe), parameters(), overrides, builtin_variables(), console.note)
+    if html is not None:
+        steps.append(page_step(steps, html))
     state = state_file(recipe)
-    if plan.left_out is not None:
-        console.note(f"{label}: {plan.left_out}")
     if options.dry_run:
         for outcome in preview(steps, read_state(state) or {}, force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
@@ -125,9 +124,9 @@ def _shown(step: Step) -> str:
 
 def _execute(step: Step, replace: bool) -> int:
     """Run a step in a process of its own, so that its memory is given back; its exit status."""
-    words = [sys.executable, "-m", "prunecli", step.command]
-    words += ["--force"] if replace and "force" in step.accepts else []
-    words += ["--quiet"] if console.is_hushed() and "quiet" in step.accepts else []
+    words, accepted = [sys.executable, "-m", "prunecli", step.command], parameters()[step.command]
+    words += ["--force"] if replace and "force" in accepted else []
+    words += ["--quiet"] if console.is_hushed() and "quiet" in accepted else []
     environment = {**processes.environment(), processes.PARENT: str(os.getpid())}
     return wait(subprocess.Popen([*words, *step.arguments], env=environment))
 

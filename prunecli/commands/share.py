@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby, islice
 from math import prod
 from operator import attrgetter
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prunecli.results.rewriting import Factorization, Sharing
 
 
-class ShareFfn(RewritingOptions, ScoredOptions, FfnOptions):
+class ShareFfn(ScoredOptions, FfnOptions):
     """Options of the command."""
 
     LEFT_OUT = ("stream", "save_scores")
@@ -49,7 +49,7 @@ def share_ffn(options: ShareFfn) -> None:
     """
     options = dense_for_demo(with_demo_text(options, options.checkpoint))
     with options.open() as opened:
-        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(options, measures=False))
+        plan = prunecli.plan_ffn_on_text(opened, options, options.text_run(measures=False))
         scored = options if plan.decision is not None and options.keep_units != "norms" else None
         if scored is None:
             options.refuse(options.given, "is of no use: no text is read here.")
@@ -90,7 +90,7 @@ def share_document(shown: Shown, plan: SharePlan) -> Sharing:
             )
         )
     kind, more = (FfnSharing, {"sparse": plan.sparse}) if is_ffn else (AttentionSharing, {})
-    return shown.document(kind, plan.options.seed, groups=groups, removed=plan.removed, **more)
+    return shown.document(kind, groups=groups, removed=plan.removed, **more)
 
 
 def share_blocks(shown: Shown, plan: SharePlan) -> console.Blocks:
@@ -172,8 +172,7 @@ def share_attention(options: ShareAttention) -> None:
     FFNs. Recover the quality with prunecli finetune.
     """
     with options.open() as opened:
-        plan = prunecli.plan_attention(opened, options)
-        _share(opened, options, plan)
+        _share(opened, options, prunecli.plan_attention(opened, options))
 
 
 class FactorizeEmbeddings(RewritingOptions, WordsOptions, EmbeddingOptions):
@@ -235,18 +234,16 @@ def _document(
     fits: dict[str, TableQuality] = {}
     if (fit := factors.fit) is not None:
         fits["input"] = UnitFit(
-            **TableQuality.model_validate(fit.quality).to_json(),
+            **fit.quality.to_json(),
             unit_parameters=fit.unit.shape.parameters,
             table_parameters=fit.unit.shape.table_parameters,
-            projective=TableQuality.model_validate(fit.baseline),
+            projective=fit.baseline,
             errors=[*fit.errors],
         )
-    if (output := factors.output) is not None:
-        cosine = {} if output.quality is None else {"mean_cosine": output.quality.mean_cosine}
-        fits["output_layer"] = TableQuality(explained_variance=output.explained_variance, **cosine)
+    if factors.output is not None:
+        fits["output_layer"] = factors.output.quality
     return shown.document(
         Factorization,
-        plan.options.seed,
         embedding=plan.change.to_json(),
         embedding_parameters_before=before,
         embedding_parameters_after=after,
@@ -260,23 +257,13 @@ def _blocks(shown: Shown, factors: Factors, own: Mapping[str, str]) -> console.B
     rows = []
     if (fit := factors.fit) is not None:
         shape = fit.unit.shape
-        rows.append(
-            {"name": f"input, {shape.kind}", **asdict(fit.quality), "parameters": fit.parameters_after}
-        )
+        rows.append({"name": f"input, {shape.kind}", **vars(fit.quality), "parameters": fit.parameters_after})
         if shape.kind != "projective":
             name = f"input, projective with the same n = {shape.map_dim}"
-            rows.append({"name": name, **asdict(fit.baseline), "parameters": fit.baseline_parameters})
+            rows.append({"name": name, **vars(fit.baseline), "parameters": fit.baseline_parameters})
     if (output := factors.output) is not None:
-        quality = output.quality
-        of = "its own map table" if quality else "the input's map table"
-        name = f"output, through {of}"
-        rows.append(
-            {
-                "name": name,
-                "explained_variance": output.explained_variance,
-                "mean_cosine": quality and quality.mean_cosine,
-            }
-        )
+        of = "the input's" if output.quality.mean_cosine is None else "its own"
+        rows.append({"name": f"output, through {of} map table", **vars(output.quality)})
     columns = {
         "": "{name}",
         "explained variance": "{explained_variance:.2%}",

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -41,14 +42,14 @@ def batched_search(
     sentences: Sequence[str],
     pair: tuple[str, str],
     options: DecodingOptions,
-) -> tuple[Rows, Callable[[Sequence[int]], Rows]]:
+) -> tuple[Rows, Callable[[Sequence[int]], list[Translation]]]:
     """Batches of sentences, and the function that translates one of them.
 
     Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
     longest source. Sources longer than the model's positions are cut.
 
     Returns:
-        Positions of the sentences of each batch; such positions -> the ids that `generate` returns for each.
+        Positions of the sentences of each batch; such positions -> a translation of each.
 
     Raises:
         DataError: the tokenizer has language tokens, but lacks one of `pair`.
@@ -63,9 +64,15 @@ def batched_search(
     if languages(tokenizer):
         settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
 
-    def search(batch: Sequence[int]) -> Rows:
+    def search(batch: Sequence[int]) -> list[Translation]:
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
-        return generate(model, [sources[i] for i in batch], padding, options.beam, limit, **settings)
+        made = generate(model, [sources[i] for i in batch], padding, options.beam, limit, **settings)
+        texts, ends = tokenizer.batch_decode(made, skip_special_tokens=True), end_ids(model, tokenizer)
+        # The first id starts the decoder; in NLLB it is the end token itself.
+        return [
+            Translation(text.strip(), not ends.isdisjoint(ids[1:]))
+            for text, ids in zip(texts, made, strict=True)
+        ]
 
     return length_bucketed([*map(len, sources)], options.batch_tokens, equal=equal), search
 
@@ -92,18 +99,12 @@ def translate(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    done = {}
+    done: list[tuple[int, Translation]] = []
     batches, search = batched_search(model, tokenizer, sentences, pair, options)
     for batch in process_group.share(batches):
-        outputs = search(batch)
-        texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        ends = end_ids(model, tokenizer)
-        for index, text, ids in zip(batch, texts, outputs, strict=True):
-            # The first id starts the decoder; in NLLB it is the end token itself.
-            done[index] = Translation(text.strip(), not ends.isdisjoint(ids[1:]))
+        done += zip(batch, search(batch), strict=True)
         advance(len(batch) * process_group.world_size)
-    found = {index: made for part in process_group.all_gather(done) for index, made in part.items()}
-    return [found[index] for index in range(len(sentences))]
+    return [made for _, made in sorted(chain(*process_group.all_gather(done)))]
 
 
 def generate(

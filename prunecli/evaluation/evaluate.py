@@ -1,7 +1,7 @@
 """Measure the quality of checkpoints on the same text, translation above all, and compare them with the first."""
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, product
@@ -19,7 +19,6 @@ from prunecli.evaluation.latency import threads, threads_for
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.scoring import (
     SPM_MISSING,
-    Test,
     bootstrap_of_means,
     comet_scores,
     grouped_means,
@@ -64,15 +63,15 @@ class TranslationTask(Task):
         options, data = self.options, self.data
         assert isinstance(data.text, ParallelText)
         self.text, self.names = data.text, {pair_name(*pair): pair for pair in data.pairs}
-        self.groups: dict[str, str] = {}
-        if options.groups is not None:
-            self.groups = groups_of(chain(*data.pairs), read_groups(options.groups), options.groups)
+        groups = options.groups
+        self.groups = {} if groups is None else groups_of(chain(*data.pairs), read_groups(groups), groups)
         with self.process_group.in_step():
-            for _, _, path in self._hypothesis_paths() if self.process_group.is_main else ():
-                if path.exists():  # missing directories will be made
-                    refuse_unwritable(path, force=self.force)
-        if options.comet is not None and self.process_group.is_main:
-            require_comet()
+            if self.process_group.is_main:
+                for _, _, path in self._hypothesis_paths():
+                    if path.exists():  # missing directories will be made
+                        refuse_unwritable(path, force=self.force)
+                if options.comet is not None:
+                    require_comet()
         spm = spm_file(options.spm)
         if spm is None:
             self.say(SPM_MISSING)
@@ -81,7 +80,6 @@ class TranslationTask(Task):
         self.partial = Store(partial, "prunecli.translations/1")
         if self.partial.records:
             self.say(f"Resuming from {partial}, which an interrupted run left behind.")
-        self.translations: dict[str, dict[str, Sequence[Translation]]] = {}
         models = sorted([one.fingerprint, one.total_bytes] for one in self.opened.values())
         self.run_key = digest({"models": models, "device": options.device})  # what the dtype depends on
         dtypes = {record["run"]: record["dtype"] for record in self.partial.records.values()}
@@ -92,8 +90,11 @@ class TranslationTask(Task):
 
     def needs(self) -> dict[str, Any]:
         """See `Task`: what decoding takes."""
-        load = self.options.decoding.load
-        return {"load": load, "only_runs": True, "process_group": self.process_group}
+        return {
+            "load": self.options.decoding.load,
+            "only_runs": True,
+            "process_group": self.process_group,
+        }
 
     def __post_init__(self) -> None:
         """See `Task`; then announce the length of the work."""
@@ -153,7 +154,7 @@ class TranslationTask(Task):
                     found[name] = done
             del model
             gc.collect()  # before the next checkpoint is loaded
-        self.translations[label] = found
+        self.measured[label] = found
 
     def fields(self) -> Json:
         """See `Task`."""
@@ -165,11 +166,13 @@ class TranslationTask(Task):
         with self.progress("scoring", len(self.names), "pairs") as advance:
             for name, pair in self.names.items():
                 references = self.text.sentences[pair[1]]
-                outputs = [own[name] for own in self.translations.values()]
-                tests: list[dict[str, Test]] = [{} for _ in labels]
-                if compare:
-                    systems = [[made.text for made in own] for own in outputs]
-                    tests = paired_bootstrap(systems, references, self.metrics, *resamples)
+                outputs = [own[name] for own in self.measured.values()]
+                systems = [[made.text for made in own] for own in outputs]
+                tests = (
+                    paired_bootstrap(systems, references, self.metrics, *resamples)
+                    if compare
+                    else [{} for _ in labels]
+                )
                 if compare and comet:
                     values = [own[name] for own in comet.values()]
                     for test, of_means in zip(tests, bootstrap_of_means(values, *resamples), strict=True):
@@ -238,7 +241,7 @@ class TranslationTask(Task):
         sides = [[line for pair in self.data.pairs for line in self.text.sentences[pair[i]]] for i in (0, 1)]
         systems = {
             label: [made.text for name in self.names for made in own[name]]
-            for label, own in self.translations.items()
+            for label, own in self.measured.items()
         }
         total = len(systems) * len(sides[0])
         with self.progress("COMET", total, "sentences") as advance:
@@ -255,7 +258,7 @@ class TranslationTask(Task):
 
         The outputs of a single checkpoint are compared with the references.
         """
-        metric, (first, *others) = self.metrics["chrf++"], self.translations.values()
+        metric, (first, *others) = self.metrics["chrf++"], self.measured.values()
         rows, found = list(product(self.names, range(len(self.text)))), []
         for name, index in rows[:: -(-len(rows) // EXAMPLE_CANDIDATES)]:
             source, reference = (self.text.sentences[language][index] for language in self.names[name])
@@ -263,7 +266,7 @@ class TranslationTask(Task):
             alike = sum(
                 metric.sentence_score(own[name][index].text, [right]).score for own in others or [first]
             )
-            outputs = {label: own[name][index].text for label, own in self.translations.items()}
+            outputs = {label: own[name][index].text for label, own in self.measured.items()}
             if others and len({*outputs.values()}) == 1:
                 continue
             example = {"pair": name, "source": source, "reference": reference, "outputs": outputs}
@@ -275,7 +278,7 @@ class TranslationTask(Task):
         for label, name, path in self._hypothesis_paths():
             path.parent.mkdir(parents=True, exist_ok=True)
             # One line each: the file stays aligned with the source whatever the model returned.
-            lines = [" ".join(made.text.split("\n")) for made in self.translations[label][name]]
+            lines = [" ".join(made.text.split("\n")) for made in self.measured[label][name]]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         super().save(evaluation)
         self.partial.remove()
@@ -343,13 +346,13 @@ def evaluate(
         if task != "translation" and processes.world_size() > 1:
             raise UsageError(f"`task={task}`: one process does it", "Start it without torchrun.")
         data = choice.read(task, say)
-        kept = data.pairs
         if task == "translation" and choice.pairs is None:
-            kept = pruned_pairs(directories, kept)
-        if kept != data.pairs:
-            say(
-                f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints (`pairs` takes others)."
-            )
+            kept = pruned_pairs(directories, data.pairs)
+            if kept != data.pairs:
+                say(
+                    f"{len(kept)} of {len(data.pairs)} pairs: those of the pruned checkpoints "
+                    "(`pairs` takes others)."
+                )
             data = replace(data, pairs=kept)
     if task == "translation" and options.most_translations is not None:
         data = _at_most(options.most_translations, len(paths), data, say)

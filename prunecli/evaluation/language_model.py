@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.decoding import end_ids, generate
-from prunecli.evaluation.tasks import T_TEST, WINDOWS_TEST, Measured, ModelTask, perplexity
+from prunecli.evaluation.tasks import T_TEST, Measured, ModelTask, perplexity
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import head_bytes
 from prunecli.modules.logits import BLOCK_VALUES, Logits
@@ -183,7 +183,7 @@ class CausalLanguageModel(ModelTask):
     The paired t-test is over the texts' bits per byte, or over the windows' losses if files are whole documents.
     """
 
-    by_layer = True
+    by_layer = "--memory"
 
     def prepare(self) -> None:
         """Find the models that can be compared with the first.
@@ -195,7 +195,9 @@ class CausalLanguageModel(ModelTask):
         text = self.data.text
         assert isinstance(text, PlainText)
         self.text = text
-        self.test = (WINDOWS_TEST, "perplexity") if text.whole_files else (T_TEST, "bits_per_byte")
+        self.test = (T_TEST, "bits_per_byte")
+        if text.whole_files:
+            self.test = (f"{T_TEST} over the windows' losses", "perplexity")
         self.first, *others = self.opened
         if self.options.continuations and not others:
             raise UsageError(

@@ -33,7 +33,7 @@ from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load, weight_bytes
 from prunecli.model.history import pruned_pairs
 from prunecli.modules.devices import choose_devices, devices_of
-from prunecli.modules.fitting import COMPUTE, dtype_name, fitting_dtype
+from prunecli.modules.fitting import dtype_name, fitting_dtype
 from prunecli.modules.machine import new_memory
 from prunecli.processes import environment
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -92,13 +92,15 @@ def bench_latency(
         beams = (BEAM,) if task == "translation" else (1,)
         options = options.updated(beams=beams)
     opened = {label: open_model(path) for label, path in directories.items()}
+    beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
+    # A batch is full at every size, so that its speed is that of the size.
+    count = -(-options.sentences // largest) * largest
     with threads(options.threads or idle_threads(opened.values(), say)):
         work = {
-            label: workload(checkpoint, data, options.count, options.new_tokens)
+            label: workload(checkpoint, data, count, options.new_tokens)
             for label, checkpoint in opened.items()
         }
         gc.collect()
-        beam, largest = max(options.beams or (1,)), max(options.batch_sizes)
         longest = max(one.longest for one in work.values())
         load = Load(largest, beam, max(longest, options.new_tokens))
         # One type for all models: speeds in two types cannot be compared.
@@ -180,7 +182,7 @@ def _timed(
         The seconds of each run; label -> parameters and bytes of its model; label -> names of the devices of its model;
         whether all models were held, so that their runs alternated.
     """
-    labels, dtype = list(opened), parse_dtype(str(COMPUTE[options.dtype]))
+    labels, dtype = list(opened), parse_dtype(options.dtype)
     devices = choose_devices(options.device)
     needed = sum(weight_bytes(checkpoint, dtype) for checkpoint in opened.values())
     side_by_side = len(labels) > 1 and needed <= MEMORY_SHARE * new_memory(devices.first)

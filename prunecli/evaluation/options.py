@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -211,16 +211,6 @@ class LatencyOptions(Options):
         flag="--no-memory",
     )
 
-    @property
-    def count(self) -> int:
-        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
-        largest = max(self.batch_sizes)
-        return -(-self.sentences // largest) * largest
-
-
-Measure = Literal["cka", "lns"]
-MEASURES = get_args(Measure)
-
 
 class SimilarityOptions(BatchOptions):
     """Options of `compare-models`, apart from the checkpoints and the text.
@@ -240,16 +230,6 @@ class SimilarityOptions(BatchOptions):
     )
     dtype: ComputeDtype = COMPUTE_DTYPE
     context: int | None = None
-
-    @property
-    def measures(self) -> tuple[Measure, ...]:
-        """The measures that are computed."""
-        return MEASURES if self.measure == "both" else (self.measure,)
-
-    @property
-    def seeds(self) -> range:
-        """Seeds of the random weights that are compared too."""
-        return range(self.random_baseline or 0)
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:

@@ -90,7 +90,8 @@ class Measurer:
         source: the original.
         data: the text.
         running: how the models run.
-        diverges: whether the divergence from the original is measured.
+        diverges: whether the divergence from the original is measured, if the models are held whole: for it the
+            original's output layer is kept.
         original: quality of the original.
         tokens: number of tokens that the original's loss is a mean of.
         first: vectors `[texts, width]` or classes `[texts]` by the original, if its quality is no loss.
@@ -153,7 +154,7 @@ class Measurer:
                 return Quality(cost=float((classes != self.first).mean()))
             batches = task_batches(tokenizer, runner.model, data, self._batch_tokens)
             found = {}
-            if data.task == "lm" and same_tokens and self.diverges:
+            if data.task == "lm" and same_tokens and self.diverges and self.running.memory is None:
                 self._reference = self._reference or Reference(batches)
                 compared = self._reference.measure(runner, what, self.progress)
                 nats, tokens = compared["nats"], compared["tokens"]

@@ -40,8 +40,6 @@ from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 Ints = NDArray[np.int64]
 T_TEST, MCNEMAR = "paired t-test", "McNemar, exact"
-WINDOWS_TEST = f"{T_TEST} over the windows' losses"
-"""Test for `lm` if each file is one document."""
 
 
 @dataclass
@@ -50,6 +48,7 @@ class Task(ABC):
 
     Attributes:
         opened: label -> checkpoint.
+        measured: label -> what `measure` stored of this checkpoint.
         output: file for the result, replaced with `force`; None: nothing is written.
     """
 
@@ -68,6 +67,7 @@ class Task(ABC):
         Raises:
             PruneError: a checkpoint, text or option that cannot be used.
         """
+        self.measured: dict[str, Any] = {}
         self.prepare()
         options = self.options
         dtype = fitting_dtype(
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, label: str) -> None:
-        """Run one checkpoint, and store what `fields` needs."""
+        """Run one checkpoint, and store in `measured` what `fields` needs."""
 
     @abstractmethod
     def fields(self) -> Json:
@@ -122,16 +122,11 @@ class ModelTask(Task):
 
     Attributes:
         test: name of the paired test over the examples, and the score that it tests; None: no test.
-        by_layer: whether the task can run layer by layer.
+        by_layer: the option that has the task run layer by layer; "": it cannot.
     """
 
     test: tuple[str, str] | None = None
-    by_layer: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        """See `Task`."""
-        self.measured: dict[str, Measured] = {}
-        super().__post_init__()
+    by_layer: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
@@ -156,7 +151,7 @@ class ModelTask(Task):
             "beside": self.kept_bytes,
             "only_runs": memory is None,
             "memory": memory,
-            "by_layer": "--memory" if self.by_layer else "",
+            "by_layer": self.by_layer,
         }
 
     def measure(self, label: str) -> None:
@@ -215,7 +210,7 @@ class MaskedLanguageModel(ModelTask):
     """`mlm`: the loss of hidden tokens; paired t-test over the texts' mean losses."""
 
     test = (T_TEST, "loss")
-    by_layer = True
+    by_layer = "--memory"
 
     def run(self, label: str, runner: Runner, tokenizer: Tokenizer) -> Measured:
         """See `ModelTask`."""

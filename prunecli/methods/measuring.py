@@ -59,7 +59,7 @@ from prunecli.running.batches import (
 )
 from prunecli.running.examples import Batch, num_examples
 from prunecli.running.layerwise.runner import Runner
-from prunecli.running.runner import REHEARSING, frozen
+from prunecli.running.runner import REHEARSING
 from prunecli.text.choice import Dataset
 from prunecli.text.tokens import load_tokenizer
 
@@ -258,7 +258,8 @@ def gradient_sums(
         masks.flush(len(batch.indices))
         return losses_of(model, batch)
 
-    with frozen(model), ExitStack() as hooks:
+    model.requires_grad_(False)  # gradients of activations, and of what is watched, are all that is needed
+    with ExitStack() as hooks:
         masks = _Masks(checkpoint, model, StockNames(checkpoint, model), hooks, per, readers)
         takers: dict[Tensor, list[Take]] = defaultdict(list)
         seen = masks.watch_units_of_experts(every)
@@ -302,17 +303,16 @@ def measure_gradients(
     running: RunOptions,
     progress: Progress,
 ) -> dict[Kind, Scores]:
-    """Load the model of a checkpoint and score the units of each kind, see `gradient_fields`.
+    """Load the model of a checkpoint and score the units of each kind, see `gradient_scores`.
 
     Args:
         running: how the model runs; its batches are of one example.
     """
     runner, _ = runner_of(checkpoint, running, gradients=True)
-    fields = gradient_fields(checkpoint, runner, data, axes, progress=progress)
-    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
+    return gradient_scores(checkpoint, runner, data, axes, progress=progress)
 
 
-def gradient_fields(
+def gradient_scores(
     checkpoint: Checkpoint,
     runner: Runner,
     data: Dataset,
@@ -320,8 +320,8 @@ def gradient_fields(
     batch_tokens: int = 1,
     per: Per = "example",
     progress: Progress = silent,
-) -> dict[Kind, dict[str, Any]]:
-    """Fields of `Scores` for the units of each kind, see `gradient_sums`.
+) -> dict[Kind, Scores]:
+    """The scores of the units of each kind, see `gradient_sums`.
 
     Args:
         axes: kind -> its axes.
@@ -345,16 +345,17 @@ def gradient_fields(
     found = {}
     for kind, own in axes.items():
         by = "token" if fisher and kind == "unit" else per
-        found[kind] = {
-            "kind": kind,
-            "method": NORMS if kind == "channel" else GRADIENT,
-            "task": data.task,
-            "examples": examples,
-            "per": by,
-            "ids": {axis.name: axis.ids for axis in own},
-            "values": {axis.name: sums[axis.name].tolist() for axis in own},
-            "counts": {axis.name: examples if by == "example" else tokens(axis) for axis in own},
-        }
+        found[kind] = scores_of(
+            checkpoint,
+            kind=kind,
+            method=NORMS if kind == "channel" else GRADIENT,
+            task=data.task,
+            examples=examples,
+            per=by,
+            ids={axis.name: axis.ids for axis in own},
+            values={axis.name: sums[axis.name].tolist() for axis in own},
+            counts={axis.name: examples if by == "example" else tokens(axis) for axis in own},
+        )
     return found
 
 

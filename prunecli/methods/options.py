@@ -105,6 +105,8 @@ Balance = Annotated[Fraction, BeforeValidator(parse_balance)]
 """A fraction: Fraction(3) or "3:1"."""
 
 
+WITHOUT_TEXT = ("norms", "last", "random")
+"""Metrics of units other than experts that read no text."""
 AMOUNTS = ("ratio", "count", "width", "fit", "experts_per_layer", "encoder", "decoder")
 """Options that say how many units are removed."""
 
@@ -154,9 +156,6 @@ class PruningOptions(Options):
 class UnitOptions(PruningOptions):
     """Options of `prune-heads`, `prune-ffn` and `prune-layers`."""
 
-    METHODS: ClassVar[tuple[str, ...]]
-    """Metrics that scores are measured by; see `results.unit_scores.METHODS`."""
-
     metric: Any = None
     keep: Path | str | None = selection_option(
         "Ids of the {cls.UNITS} to keep, instead of ranking them: what --dry-run --json printed.",
@@ -187,7 +186,7 @@ class UnitOptions(PruningOptions):
     @property
     def needs_text(self) -> bool:
         """Whether the model has to run on text."""
-        return not self.is_named and self.scores is None and self.metric in (None, *self.METHODS)
+        return not self.is_named and self.scores is None and self.metric not in WITHOUT_TEXT
 
 
 class HeadOptions(UnitOptions):
@@ -197,7 +196,6 @@ class HeadOptions(UnitOptions):
     UNITS = "heads"
     DEFAULT_RATIO = 0.2
     """The paper removes 20 % without a noticeable loss in both of its models (4.2)."""
-    METHODS = ("gradient", "ablation", "all-but-one")
 
     scores: Scores | Files = option(
         "Scores from score-heads, of this checkpoint or of the one that it was pruned from; may be given again: sums "
@@ -234,7 +232,6 @@ class NarrowOptions(UnitOptions):
 
     COMMAND = "prune-ffn"
     UNITS = "hidden units"
-    METHODS = ("activation", "activation-norm", "gradient")
 
     width: int | None = option(
         "Number of hidden units that every FFN keeps, instead of --ratio.", ge=1, excludes="uniform=False"
@@ -290,7 +287,6 @@ class LayerOptions(UnitOptions):
 
     COMMAND = "prune-layers"
     UNITS = "layers"
-    METHODS = ("cosine", "cka", "perplexity", "embedding")
     LEFT_OUT = ("least", "uniform")
 
     encoder: int | None = option("Number of layers to remove from the encoder.", ge=0)

@@ -67,7 +67,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> Selection:
     if options.metric == "random":
         ranking = drawn(axes, options.seed)
     else:
-        scores = scores_for(checkpoint, options.scores, "head")
+        scores = scores_for(checkpoint, options.scores, axes)
         try:
             worth = scores.importance()
         except StatisticsError as error:
@@ -159,10 +159,8 @@ def plan_widths(checkpoint: Checkpoint, options: NarrowOptions, run: TextRun | N
     else:
 
         def measure(data: Dataset, run: TextRun) -> Scores:
-            from prunecli.methods.measuring import (
-                measure_activations,  # imports torch
-                measure_gradients,
-            )
+            # Imports torch.
+            from prunecli.methods.measuring import measure_activations, measure_gradients
 
             if metric == "gradient":
                 return measure_gradients(checkpoint, data, {"unit": axes}, run.running, run.progress)["unit"]

@@ -70,7 +70,7 @@ def measured(
         PruneError: text or a model that cannot be used.
     """
     if options.scores is not None:
-        return scores_for(checkpoint, options.scores, axes[0].kind, axes), None
+        return scores_for(checkpoint, options.scores, axes), None
     if run is None:
         raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
     other = f"`metric={without}` (it can ruin a model)"
@@ -100,7 +100,7 @@ def unit_norms(
     product = np.ones(count)
     for name, carrier in carriers.items():
         found = []
-        for rows in values(checkpoint, made(name), "F64"):
+        for rows in values(checkpoint, made(name)):
             others = tuple(other for other in range(rows.ndim) if other != carrier.dim)
             found.append(np.square(rows).sum(axis=others))
         each = np.concatenate(found) if carrier.dim == 0 else np.sum(found, axis=0)
@@ -123,7 +123,7 @@ class Ranking:
         files: files that the values come from.
         origin: the text that they were measured on.
         tokens: name of an axis -> number of tokens that they were measured on.
-        mixed: see `GateStatistics`.
+        mixed: see `results.document.Statistics`.
         alone: language or text -> name of an axis -> the values for it alone, where it counts.
         metrics: name of an axis -> its metric, if another one.
     """
@@ -151,14 +151,13 @@ def by_scores(
     text: Any = None,
 ) -> Ranking:
     """The values that scores give; `text`: what the history says of the text, if they were measured just now."""
-    is_new = options.scores is None
     return Ranking(
         values,
         metric,
         shown,
-        is_default=is_new and options.metric is None,
+        is_default=text is not None and options.metric is None,
         files=options.score_files,
-        origin=Origin.of_text(text) if is_new else scores.origin,
+        origin=scores.origin if text is None else Origin.of_text(text),
         tokens=scores.tokens,
         mixed=scores.mixed,
     )

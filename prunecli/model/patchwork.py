@@ -241,8 +241,8 @@ def _remove_norms(model: Any, layer: str, norms: Iterable[str], names: Names) ->
 
 
 def _module(owner: str, tensor: str, names: Names) -> str:
-    """The name in a model of the module that files call `owner`, by one of its tensors."""
-    return names(f"{owner}.{tensor}").removesuffix(f".{tensor}")
+    """The name in a model of the module that files call `owner`, by one of its tensors, whose own name may differ."""
+    return names(f"{owner}.{tensor}").rsplit(".", tensor.count(".") + 1)[0]
 
 
 def pick_bias(attention: Any, heads: Sequence[int], held: int) -> None:

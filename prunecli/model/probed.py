@@ -316,7 +316,12 @@ def _in_like_layers(
                 own = _of_module(f"{prefix}.{place}", small)
                 for other in range(stack.depth):
                     if tensors[other] == tensors[number]:
-                        found |= {f"{prefix}.{other}.{name}": carrier for name, carrier in own.items()}
+                        # A list of numbers of layers, such as Mllama's, may have that layer elsewhere in the copy.
+                        found |= {
+                            f"{prefix}.{other}.{name}": carrier
+                            for name, carrier in own.items()
+                            if name in tensors[other]
+                        }
     return found
 
 

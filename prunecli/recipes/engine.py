@@ -301,7 +301,6 @@ class Step:
         models: models of the hub that it reads.
         outputs: paths that it writes.
         beside: others that it writes and answers for itself: a training goes on with those of its interrupted run.
-        accepts: which options of `PASSED_BY_RUN` the command has.
     """
 
     name: str
@@ -311,7 +310,6 @@ class Step:
     models: tuple[HubName, ...] = ()
     outputs: tuple[Path, ...] = ()
     beside: tuple[Path, ...] = ()
-    accepts: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -324,14 +322,6 @@ class Step:
         return (*self.outputs, *self.beside)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Steps of a recipe in order, and the pictures left out because a package is missing."""
-
-    steps: tuple[Step, ...]
-    left_out: str | None = None
-
-
 def resolve(
     path: Path,
     text: RecipeText,
@@ -339,7 +329,7 @@ def resolve(
     overrides: Variables | None = None,
     builtins: Variables | None = None,
     say: Say = unsaid,
-) -> Recipe:
+) -> list[Step]:
     """Fill in the variables, expand `for-each` and `when`, and check every step against the real command.
 
     Args:
@@ -347,7 +337,10 @@ def resolve(
         commands: what each command accepts.
         overrides: values of --set, for variables that the recipe has.
         builtins: variables that every recipe has.
-        say: called with a line about each old name of an option.
+        say: called with a line about each old name of an option, and about pictures that are left out.
+
+    Returns:
+        The steps in order.
 
     Raises:
         UsageError: with every fault found: an unknown command, option or variable, a value that the option
@@ -384,8 +377,9 @@ def resolve(
     faults += _faults_of(steps, settable)
     if faults:
         raise faults_error(path, faults)
-    without = f"no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}" if pictures else None
-    return Recipe(tuple(steps), without)
+    if pictures:
+        say(f"{path}: no picture of {', '.join(map(repr, pictures))}: {_absent('altair')}")
+    return steps
 
 
 def _resolve_step(
@@ -434,9 +428,10 @@ def _resolve_step(
             if role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
                     made = any(related(path, output) or path.parent == output.parent for output in earlier)
-                    model = None if made else hub_name(path)
-                    paths["input"] += [path] if model is None else []
-                    models += [] if model is None else [model]
+                    if made or (model := hub_name(path)) is None:
+                        paths["input"].append(path)
+                    else:
+                        models.append(model)
             elif role != "value" and fault is None:
                 texts = _texts(value, parameter)
                 is_named = parameter.type is TextFile
@@ -459,7 +454,6 @@ def _resolve_step(
         models=tuple(models),
         outputs=tuple(paths["output"]),
         beside=tuple(Path(f"{output}{ending}") for ending in endings for output in paths["output"]),
-        accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
     )
 
 

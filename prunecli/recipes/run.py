@@ -193,9 +193,9 @@ def run_steps(
             return outcomes
         if reason is not None:
             written = {str(output): identity(output) for output in step.outputs}
-            for output in step.outputs:
-                if written[str(output)] is None:
-                    raise OutputError(f"step {step.name!r} ended well but did not write {output}")
+            for name, content in written.items():
+                if content is None:
+                    raise OutputError(f"step {step.name!r} ended well but did not write {name}")
             state[step.key] = Record(fingerprint=fingerprint(step, inputs), outputs=written, inputs=inputs)
             write_state(path, state)
     return outcomes
@@ -221,10 +221,14 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
             "`html`: the outputs of the recipe lie in no one folder", "Let its steps write into one folder."
         )
     folder = common.relative_to(here) if common.is_relative_to(here) else common
-    given = [path for step in steps for path in step.inputs if not any(related(path, out) for out in outputs)]
-    originals = [path for path in given if (path / "config.json").is_file()]
+    originals = [
+        path
+        for step in steps
+        for path in step.inputs
+        if (path / "config.json").is_file() and not any(related(path, output) for output in outputs)
+    ]
     models = [model for step in steps for model in step.models]
-    named = dict.fromkeys([*map(str, originals), *map(str, models)])
+    named = dict.fromkeys(map(str, [*originals, *models]))
     return Step(
         name=f"--html {page}",
         command="report",
@@ -235,5 +239,4 @@ def page_step(steps: Sequence[Step], page: Path) -> Step:
         inputs=(*outputs, *dict.fromkeys(originals)),
         models=tuple(dict.fromkeys(models)),
         outputs=(page,),
-        accepts=frozenset({"force", "quiet"}),
     )

@@ -53,18 +53,15 @@ class Picture:
 
     Attributes:
         caption: the title.
-        chart: an Altair chart without width; None if Altair is not installed.
-        width: fixed width in pixels; None if the chart fills its container.
+        chart: an Altair chart, without width if it fills its container; None if Altair is not installed.
     """
 
     caption: str
     chart: Any
-    width: int | None = None
 
     def specification(self, width: int | str) -> dict[str, Any]:
-        """Return the Vega-Lite specification, `width` wide unless the chart has a fixed width."""
-        found = self.chart.to_dict(validate=False)
-        found["width"] = width if self.width is None else self.width
+        """Return the Vega-Lite specification, `width` wide unless the chart has a width."""
+        found = {"width": width, **self.chart.to_dict(validate=False)}
         if found["width"] == "container":
             found["autosize"] = {"type": "fit-x", "contains": "padding"}
         return {key: value for key, value in found.items() if key != "config"}
@@ -112,15 +109,14 @@ def require_packages() -> None:
 
 
 def _drawn(function: Callable[..., Any]) -> Callable[..., Picture]:
-    """Turn a function from data to a chart, or to a chart and its fixed width, into one that returns a `Picture`."""
+    """Turn a function from data to a chart into one that returns a `Picture`."""
 
     @functools.wraps(function)
     def picture(caption: str, *arguments: Any, **options: Any) -> Picture:
         if alt is None:
             return Picture(caption, None)
         with debug_mode(False):  # validation takes half of the time; the tests validate
-            drawn = function(*arguments, **options)
-        return Picture(caption, *drawn) if isinstance(drawn, tuple) else Picture(caption, drawn)
+            return Picture(caption, function(*arguments, **options))
 
     return picture
 
@@ -218,8 +214,7 @@ def heat_map(
     if dropped is not None:
         stroke = base.mark_point(shape="M-1,-1L1,1", size=min(width, height) ** 2)
         layers.append(stroke.transform_filter("datum.state == 'dropped'"))
-    chart = alt.layer(*layers).properties(height=height * len(down))
-    return chart, max(40, width * len(across))
+    return alt.layer(*layers).properties(width=max(40, width * len(across)), height=height * len(down))
 
 
 def _cell_size(count: int) -> int:

@@ -149,9 +149,8 @@ def collect(
             f"{directory}: nothing to report: no results and no checkpoints {DEPTH} folders deep",
             "Name a directory in which prunecli worked, or make results first: prunecli evaluate -o evaluation.json.",
         )
-    sources = [step.get("source", {}) for entry in data.checkpoints for step in entry.history]
-    named = {source.get("fingerprint") for source in sources}
-    named |= {model.fingerprint for result in data.documents.values() for model in result.models}
+    named = {model.fingerprint for result in data.documents.values() for model in result.models}
+    named = named.union(*(entry.checkpoint.structure.fingerprints() for entry in data.checkpoints))
     missing = named - {entry.fingerprint for entry in data.checkpoints}
     for name, original in (elsewhere or {}).items():
         if open_model(original).fingerprint in missing:  # to read a found family takes seconds
@@ -315,16 +314,16 @@ def findings(data: ReportData) -> list[tuple[str, list[Finding]]]:
         for name, evaluation in data.of(Evaluation)
         if len(evaluation.results) > 1
     ]
-    if found:
-        return found
-    own = []
-    for entry in data.checkpoints:
-        size = entry.checkpoint.structure.original_size
-        if size is not None:
-            timed = _timed(data, entry.name, entry.fingerprint)
-            smaller = 1 - entry.inventory.total.parameters / size[0]
-            own.append(Finding(entry.name, smaller, speedup=_speedup(timed)))
-    return [("against the originals", own)] if own else []
+    own = [
+        Finding(
+            entry.name,
+            1 - entry.inventory.total.parameters / size[0],
+            speedup=_speedup(_timed(data, entry.name, entry.fingerprint)),
+        )
+        for entry in data.checkpoints
+        if (size := entry.checkpoint.structure.original_size) is not None
+    ]
+    return found or [("against the originals", own)]
 
 
 def best(found: Sequence[Finding]) -> list[Finding]:

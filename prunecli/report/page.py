@@ -115,11 +115,12 @@ def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
-        derived = [i for i, entry in opened.items() if row.fingerprint and entry.history]
-        reduced = [i for i in derived if original(opened[i])[1] == row.fingerprint]
-        if index not in opened and reduced:
-            lines = dict.fromkeys(line for i in reduced for line in lost[i].lines)
-            lost[index] = Removed(0.0, tuple(lines), is_original=True)
+        if index not in opened and row.fingerprint:
+            derived = [
+                i for i, entry in opened.items() if entry.history and original(entry)[1] == row.fingerprint
+            ]
+            if lines := dict.fromkeys(line for i in derived for line in lost[i].lines):
+                lost[index] = Removed(0.0, tuple(lines), is_original=True)
     return unit, lost
 
 

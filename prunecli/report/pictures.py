@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, removed
+from prunecli.analysis.removed import Removed, removed, steps_of_one_training
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.axes import module_of
@@ -31,7 +31,7 @@ from prunecli.report.charts import (
 )
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.gates import GateStatistics
-from prunecli.results.languages import Languages, Texts, Tree
+from prunecli.results.languages import SIDES, Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
 from prunecli.results.rewriting import Shrunk, Training
 from prunecli.results.similarity import (
@@ -107,7 +107,7 @@ def training_curves(
     caption: str,
     scores: Sequence[float],
     removed: Sequence[float],
-    kept: Sequence[Kept],
+    steps: Sequence[tuple[int, int]],
     titles: tuple[str, str],
 ) -> Picture:
     """Draw scores against updates, each divided by the score of the unreduced model of the same step.
@@ -116,28 +116,21 @@ def training_curves(
 
     Args:
         caption: the title.
-        scores, removed, kept: score, fraction removed and place in the training of each model.
+        scores, removed, steps: score, fraction removed, and updates and number of the original of each model.
         titles: what was removed ("heads"), and the name of the score.
     """
     unit, score = titles
-    points = [
-        Point(
-            one.updates,
-            own / scores[one.original],
-            f"{share:.0%} of {unit} removed",
-            f"{share:.0%} of {unit} removed",
-        )
-        for own, share, one in sorted(
-            zip(scores, removed, kept, strict=True), key=lambda row: (row[1], row[2].updates)
-        )
-        if scores[one.original] > 0
-    ]
+    points = []
+    for share, (updates, original), own in sorted(zip(removed, steps, scores, strict=True)):
+        name = f"{share:.0%} of {unit} removed"
+        if scores[original] > 0:
+            points.append(Point(updates, own / scores[original], name, name))
     return curves(
         caption,
         points,
         "updates",
         f"{score} / score of the unreduced model",
-        x_ticks=sorted({one.updates for one in kept}),
+        x_ticks=sorted({updates for updates, _ in steps}),
         y_from_zero=True,
     )
 
@@ -148,16 +141,16 @@ def evaluation_pictures(evaluation: Evaluation, checkpoints: Mapping[str, Path])
     opened = [open_model(checkpoints[result.checkpoint]) for result in results]
     unit, lost = removed(opened)
     fractions = [one.fraction for one in lost]
-    kept = kept_of_one_training(opened, fractions)
+    steps = steps_of_one_training(opened, fractions)
     pictures = []
     for name, title in DRAWN[evaluation.task].items():
         if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
             continue
         # The first checkpoint has no divergence.
         scores = [float(result.main.get(name, 0.0)) for result in results]
-        if kept is not None:
+        if steps is not None:
             caption = f"{title} through the training"
-            pictures.append(training_curves(caption, scores, fractions, kept, (unit, title)))
+            pictures.append(training_curves(caption, scores, fractions, steps, (unit, title)))
             continue
         models = [
             (Point(100 * one.fraction, score, result.checkpoint), one)
@@ -186,11 +179,8 @@ def _shrinking(shrunk: Shrunk) -> Rows:
         if one.quality.cost is not None:
             points.append(Point(one.parameters / 1e6, one.quality.cost, shares, series))
     alone = {point.series for point in points if point.series.endswith(" alone")}
-    caption, titles = (
-        f"What was tried for {shrunk.output}",
-        ("parameters, millions", "cost: loss, or 1 - cosine"),
-    )
-    yield [curves(caption, points, *titles, joined=alone)]
+    titles = "parameters, millions", "cost: loss, or 1 - cosine"
+    yield [curves(f"What was tried for {shrunk.output}", points, *titles, joined=alone)]
 
 
 @pictures_of.register
@@ -234,18 +224,17 @@ def _languages(languages: Languages) -> Rows:
 
     Figures 1, 3 and 7 of 2212.09811.
     """
-    clusters, similarity, pairs = languages.clustering, languages.similarity, languages.pairs
+    clusters, pairs = languages.clustering, languages.pairs
     by_side = {
         "Languages by the encoder experts of their source": clusters.encoder,
         "Languages by the decoder experts of their target": clusters.decoder,
     }
-    sides = {} if similarity is None else {"encoder": similarity.encoder, "decoder": similarity.decoder}
-    maps = [
+    yield trees(by_side, languages.families)
+    yield [
         heat_map(f"Jaccard similarity, {side} experts", pd.DataFrame(matrix, pairs, pairs))
-        for side, matrix in sides.items()
-        if matrix is not None and len(pairs) <= MOST_PAIRS
+        for side in SIDES
+        if (matrix := getattr(languages.similarity, side, None)) is not None and len(pairs) <= MOST_PAIRS
     ]
-    drawn = []
     if (layers := languages.experts_per_layer) is not None:
         rows = [
             Bar(
@@ -260,10 +249,7 @@ def _languages(languages: Languages) -> Rows:
             )
         ]
         caption = "Experts kept by each layer under the global threshold: mean and range over the pairs"
-        drawn = [bars(caption, rows, "experts")]
-    yield trees(by_side, languages.families)
-    yield maps
-    yield drawn
+        yield [bars(caption, rows, "experts")]
 
 
 @pictures_of.register
@@ -290,22 +276,21 @@ def _gates(statistics: GateStatistics) -> Rows:
 @pictures_of.register
 def _training(training: Training) -> Rows:
     """Draw the loss of training and validation text, and chrF++ of validation text, by updates."""
-    pictures = []
     losses = [
         Point(step.step, step.loss, name, name)
         for name, steps in (("training", training.training), ("validation", training.validation))
         for step in steps[:: max(1, -(-len(steps) // MOST_POINTS))]
     ]
-    if losses:
-        pictures.append(curves(f"Loss of {training.output}", losses, "update", "loss"))
     scores = [
         Point(step.step, step.chrf, "validation", "chrF++")
         for step in training.validation
         if step.chrf is not None
     ]
-    if scores:
-        pictures.append(curves(f"chrF++ of {training.output}", scores, "update", "chrF++"))
-    yield pictures
+    yield [
+        curves(f"{caption} of {training.output}", points, "update", title)
+        for caption, title, points in (("Loss", "loss", losses), ("chrF++", "chrF++", scores))
+        if points
+    ]
 
 
 @pictures_of.register

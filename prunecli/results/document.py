@@ -7,6 +7,7 @@ imported only when it is called.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,33 +39,6 @@ Json = dict[str, Any]
 """A JSON object."""
 _SECRET = re.compile(r"(?<=://)[^/@\s]+(?=@)|\bhf_\w{8,}")
 """A user's name and password in an address; a token of the hub."""
-
-
-def merged_text(parts: Sequence[Any], names: Sequence[str], alike: Sequence[str], remedy: str) -> Json:
-    """Fields of merged statistics that describe their text: `split`, `whole_files` and `mixed` (see `GateStatistics`).
-
-    Args:
-        parts: statistics.
-        names: names of the statistics for messages.
-        alike: attributes that must be equal in all parts.
-        remedy: what to do if an attribute is not.
-
-    Raises:
-        StatisticsError: an attribute differs.
-    """
-    for name, part in zip(names, parts, strict=True):
-        for attribute in alike:
-            one, other = (shorten(repr(getattr(own, attribute)), 40) for own in (parts[0], part))
-            if getattr(parts[0], attribute) != getattr(part, attribute):
-                raise StatisticsError(
-                    f"{names[0]} and {name} cannot be merged: {attribute} is {one} and {other}.", remedy
-                )
-    forms = {part.whole_files for part in parts}
-    return {
-        "split": " and ".join(dict.fromkeys(part.split for part in parts if part.split)) or None,
-        "whole_files": parts[0].whole_files if len(forms) == 1 else None,
-        "mixed": {True, False} <= forms,
-    }
 
 
 def sizes(checkpoint: Checkpoint) -> Json:
@@ -434,6 +408,60 @@ class Document(Record):
             for name, value in fields.items()
             if isinstance(value, list) and all(isinstance(record, Record) for record in value)
         }
+
+
+class Statistics(Document):
+    """Sums over a text, of which those of several runs of one model add up.
+
+    Attributes:
+        ALIKE: attributes that must be equal in all parts that are merged.
+        APART: what to do if they differ.
+        split: split of a directory of parallel text.
+        whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
+        mixed: statistics of whole documents and of single lines were merged.
+    """
+
+    ERROR = StatisticsError
+    ALIKE: ClassVar[tuple[str, ...]]
+    APART: ClassVar[str]
+
+    split: str | None = None
+    whole_files: bool | None = None
+    mixed: bool = Field(default=False, exclude=True)
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self], names: Sequence[str]) -> Self:
+        """One from several of one model, such that nothing is lost.
+
+        Args:
+            parts: at least one.
+            names: names of the parts for messages.
+
+        Raises:
+            StatisticsError: an attribute of `ALIKE` differs, or they do not add up.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        for name, part in zip(names, parts, strict=True):
+            for attribute in cls.ALIKE:
+                if getattr(first, attribute) != getattr(part, attribute):
+                    one, other = (shorten(repr(getattr(own, attribute)), 40) for own in (first, part))
+                    raise StatisticsError(
+                        f"{names[0]} and {name} cannot be merged: {attribute} is {one} and {other}.",
+                        cls.APART,
+                    )
+        forms = {part.whole_files for part in parts}
+        common = {
+            "split": " and ".join(dict.fromkeys(part.split for part in parts if part.split)) or None,
+            "whole_files": first.whole_files if len(forms) == 1 else None,
+            "mixed": {True, False} <= forms,
+        }
+        return first.model_copy(update={**common, **first.sums(parts)})
+
+    @abstractmethod
+    def sums(self, parts: Sequence[Self]) -> Json:
+        """The fields that add up, of all parts together; this is the first of them."""
 
 
 def first_fault(error: ValidationError) -> str:

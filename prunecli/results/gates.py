@@ -27,12 +27,12 @@ from prunecli.results.document import (
     Blocks,
     Cells,
     Count,
-    Document,
+    Json,
     Record,
     Shown,
+    Statistics,
     Tables,
     array_of,
-    merged_text,
 )
 from prunecli.tensors.json_files import read_json
 from prunecli.tensors.quantities import counted
@@ -192,7 +192,7 @@ class GateModel(Record):
     routers: str | None = None
 
 
-class GateStatistics(Document):
+class GateStatistics(Statistics):
     """gates.json: gate sums per language pair, or of language models per text.
 
     Attributes:
@@ -204,18 +204,16 @@ class GateStatistics(Document):
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: type that the model was computed in; None if the file does not say it.
-        split: split of a directory of parallel text.
-        whole_files: each file of plain text was one document, or each line was; None: unknown, or of both kinds.
-        mixed: statistics of whole documents and of single lines were merged.
     """
 
     FORMAT = "prunecli.gates/1"
     TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
     """With TEXT_SUMS, and a text's name for each entry."""
     UPGRADES = {TEXT_FORMAT: dict}
-    ERROR = StatisticsError
     REMEDY = AGAIN
     EMPTY = (None,)
+    ALIKE = ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode")
+    APART = "Merge only statistics of one model, collected in one mode."
 
     model: GateModel
     mode: Mode
@@ -224,10 +222,7 @@ class GateStatistics(Document):
     top_k: Count
     entries: dict[str, Entry] = Field(min_length=1)
     dtype: str | None = None
-    whole_files: bool | None = None
-    split: str | None = None
     lacks: frozenset[str] = Field(default=frozenset(), exclude=True)
-    mixed: bool = Field(default=False, exclude=True)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -327,6 +322,17 @@ class GateStatistics(Document):
             ]
         }
 
+    def sums(self, parts: Sequence[GateStatistics]) -> Json:
+        """See `Statistics`; entries of a pair or text that several parts hold are combined."""
+        found: dict[str, list[GateSums]] = {}
+        for part in parts:
+            for pair, sums in part.entries.items():
+                found.setdefault(pair, []).append(sums)
+        return {
+            "entries": {pair: combine(held, self.mode) for pair, held in found.items()},
+            "lacks": frozenset[str]().union(*(part.lacks for part in parts)),
+        }
+
     def combined(self, pairs: Iterable[str]) -> GateSums:
         """The entries of at least one pair or text in one: added, or of published files the means of their ratios."""
         return combine([self.entries[pair] for pair in pairs], self.mode)
@@ -341,27 +347,6 @@ def split_pair(pair: str) -> tuple[str, str]:
     """`eng_Latn-fra_Latn` -> its source and target."""
     source, _, target = pair.partition("-")
     return source, target
-
-
-def merge(parts: Sequence[GateStatistics], names: Sequence[str]) -> GateStatistics:
-    """One statistics from several of one model; entries of a pair or text that several hold are combined.
-
-    Args:
-        parts: at least one.
-        names: names of the parts in messages.
-
-    Raises:
-        StatisticsError: of different models, layers, or modes.
-    """
-    alike = ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode")
-    common = merged_text(parts, names, alike, "Merge only statistics of one model, collected in one mode.")
-    found: dict[str, list[GateSums]] = {}
-    for part in parts:
-        for pair, sums in part.entries.items():
-            found.setdefault(pair, []).append(sums)
-    entries = {pair: combine(held, parts[0].mode) for pair, held in found.items()}
-    lacks = frozenset[str]().union(*(part.lacks for part in parts))
-    return parts[0].model_copy(update={**common, "entries": entries, "lacks": lacks})
 
 
 def read_gates(path: Path, layers: Sequence[str] = NLLB_200_LAYERS, num_experts: int = 128) -> GateStatistics:

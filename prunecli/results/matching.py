@@ -4,37 +4,34 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from prunecli.errors import StatisticsError
 from prunecli.model.axes import Axis
-from prunecli.model.axes import Kind as AxisKind
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
-from prunecli.model.find_axes import axes_of
 from prunecli.model.quantised import method_of
+from prunecli.results.document import Statistics
 from prunecli.results.gates import GateStatistics
-from prunecli.results.unit_scores import Kind, Scores, command_of, merge, read_scores
+from prunecli.results.unit_scores import Scores, command_of, read_scores
 
 COLLECT = "Collect the gates of this checkpoint."
 
-Statistics = TypeVar("Statistics")
+Given = TypeVar("Given", bound=Statistics)
 
 
 def matching(
-    given: Statistics | Sequence[Path],
-    read: Callable[[Path], Statistics],
-    match: Callable[[Statistics], Statistics],
-    merge: Callable[[Sequence[Statistics], Sequence[str]], Statistics],
+    given: Given | Sequence[Path],
+    read: Callable[[Path], Given],
+    match: Callable[[Given], Given],
     remedy: str,
-) -> Statistics:
+) -> Given:
     """Statistics, or those of several files merged, that match a checkpoint.
 
     Args:
         given: the statistics, or their files.
         read: returns the statistics in one file.
         match: `match_scores` or `match_gates`, with the checkpoint bound.
-        merge: merges the statistics of several files.
         remedy: remedy for a missing file.
 
     Raises:
@@ -52,7 +49,7 @@ def matching(
             parts.append(match(statistics))
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
-    return merge(parts, [str(path) for path in given])
+    return parts[0].merged(parts, [str(path) for path in given])
 
 
 def match_gates(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
@@ -106,7 +103,7 @@ def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None
     return None if statistics.fingerprint in known else statistics.fingerprint
 
 
-def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | None = None) -> Scores:
+def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis]) -> Scores:
     """The scores of the axes that `checkpoint` still has, under their present names.
 
     Scores of the model that a pruned checkpoint was made from match too: ids are the original ones, and scores of
@@ -116,7 +113,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     Args:
         scores: read from a file or just collected.
         checkpoint: the checkpoint to prune.
-        axes: axes of the checkpoint that must have scores. If None, all axes of the kind.
+        axes: axes of the checkpoint that must have scores.
 
     Raises:
         StatisticsError: another fingerprint, or units of the checkpoint that were not scored.
@@ -147,7 +144,7 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
             for field in ("ids", "values", "counts", "distances", "p_values")
         }
         scores = scores.model_copy(update={**fields, "also": [], "best": {}, "reported": None})
-    for axis in axes_of(checkpoint, cast("AxisKind", scores.kind)) if axes is None else axes:
+    for axis in axes:
         held = {*scores.ids.get(axis.name, ())}
         if lacking := [number for number in axis.ids if number not in held]:
             raise StatisticsError(
@@ -157,18 +154,16 @@ def match_scores(scores: Scores, checkpoint: Checkpoint, axes: Sequence[Axis] | 
     return scores
 
 
-def scores_for(
-    checkpoint: Checkpoint, given: Scores | tuple[Path, ...], kind: Kind, axes: Sequence[Axis] | None = None
-) -> Scores:
+def scores_for(checkpoint: Checkpoint, given: Scores | tuple[Path, ...], axes: Sequence[Axis]) -> Scores:
     """The scores of one or several files, merged, of this checkpoint or of one that it was made from.
 
     Args:
         given: scores, or their files.
-        axes: see `match_scores`.
+        axes: axes of one kind that must have scores.
 
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    match = partial(match_scores, checkpoint=checkpoint, axes=axes)
+    match, kind = partial(match_scores, checkpoint=checkpoint, axes=axes), axes[0].kind
     remedy = f"Score the {kind}s first: prunecli {command_of(kind)}."
-    return matching(given, partial(read_scores, kind=kind), match, merge, remedy)
+    return matching(given, partial(read_scores, kind=kind), match, remedy)

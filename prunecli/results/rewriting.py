@@ -80,10 +80,17 @@ class Selected(Rewriting):
 
 
 class TableQuality(Record):
-    """How near the rows come to those of the original table."""
+    """How near rows o come to the rows e of the original table: weighted means over the rows.
+
+    Attributes:
+        explained_variance: 1 - sum of w |e - o|^2 over sum of w |e - mean|^2; 1 is perfect.
+        mean_cosine: of e and o; a row of zeros has the cosine 0. None: not measured.
+        error: 1 - explained_variance + `COSINE_WEIGHT` (1 - mean_cosine), which the fit minimises.
+    """
 
     explained_variance: Figure
     mean_cosine: Figure | None = None
+    error: float = Field(default=0.0, exclude=True)
 
 
 class UnitFit(TableQuality):

@@ -17,17 +17,16 @@ from prunecli.model.parts import AttentionLayer
 from prunecli.results.document import (
     Blocks,
     Count,
-    Document,
     Json,
     Model,
     Number,
     Record,
     Row,
     Shown,
+    Statistics,
     Tables,
     Total,
     first_fault,
-    merged_text,
 )
 from prunecli.results.evaluation import LOWER_IS_BETTER, SCORES, too_few
 from prunecli.selection.select import HOLDERS
@@ -173,7 +172,7 @@ def _of_heads(payload: Json) -> Json:
     return upgraded
 
 
-class Scores(Document):
+class Scores(Statistics):
     """Measurements of each unit of a model by one method.
 
     Attributes:
@@ -182,8 +181,6 @@ class Scores(Document):
         task: task of the text: translation, classification, mlm, lm, embedding.
         examples: number of examples that were run.
         texts: pairs, languages or files, where they were named.
-        split: split of a directory of text.
-        whole_files, mixed: see `GateStatistics`.
         dtype: type that the model was computed in, if known.
         per: unit of `counts`: examples, tokens, or tokens that the model predicts.
         ids: name of an axis -> ids of its units, as in `Axis.ids`.
@@ -206,9 +203,10 @@ class Scores(Document):
     FIRST: ClassVar[str] = "prunecli.heads/1"
     """Of 0.2.0, for heads alone."""
     UPGRADES = {FIRST: _of_heads}
-    ERROR = StatisticsError
     REMEDY = AGAIN
     EMPTY = (None, [], {})
+    ALIKE = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
+    APART = "Merge only scores of one model, one task, one metric and one --importance of score-heads."
 
     models: list[Model] = Field(min_length=1)
     kind: Kind
@@ -216,9 +214,6 @@ class Scores(Document):
     task: str = ""
     examples: Total
     texts: list[str] = []
-    split: str | None = None
-    whole_files: bool | None = None
-    mixed: bool = Field(default=False, exclude=True)
     dtype: str | None = None
     per: Literal["example", "token", "prediction"] | None = None
     ids: dict[str, list[Count]]
@@ -336,6 +331,29 @@ class Scores(Document):
         if self.method == "ablation":
             return {name: -self.sign * change for name, change in self.changes().items()}
         return {name: self.measure.importance(own) for name, own in self.means().items()}
+
+    def sums(self, parts: Sequence[Scores]) -> Json:
+        """See `Statistics`.
+
+        Raises:
+            StatisticsError: they are no sums.
+        """
+        if not self.measure.additive:
+            raise StatisticsError(
+                f"Scores of the method {self.method} are no sums, and cannot be merged.",
+                "Give one file, or several of another method, such as gradient.",
+            )
+
+        def added(field: str) -> Json:
+            arrays = [getattr(part, field) for part in parts]
+            common = [name for name in arrays[0] if all(name in own for own in arrays)]
+            return {name: np.sum([own[name] for own in arrays], axis=0).tolist() for name in common}
+
+        return {
+            **{field: added(field) for field in ("values", "counts", "distances")},
+            "examples": sum(part.examples for part in parts),
+            "texts": list(dict.fromkeys(text for part in parts for text in part.texts)),
+        }
 
     def picked(self, axes: Sequence[Axis], values: Mapping[str, Array] | None = None) -> Arrays:
         """Name of each of `axes` -> `[units]`: the values of its units, in the order of `Axis.ids`.
@@ -500,45 +518,3 @@ def read_scores(path: Path, kind: Kind = "head") -> Scores:
             f"Give a file of prunecli {command_of(kind)}.",
         )
     return scores
-
-
-def merge(parts: Sequence[Scores], names: Sequence[str]) -> Scores:
-    """One score from several of one model: sums and counts are added, so nothing is lost.
-
-    Args:
-        parts: at least one; several only of methods whose values are sums.
-        names: names of the parts in messages.
-
-    Raises:
-        StatisticsError: of different models, units, methods or tasks, or not sums.
-    """
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    for name, part in zip(names, parts, strict=True):
-        if not part.measure.additive:
-            raise StatisticsError(
-                f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
-                "Give one file, or several of another method, such as gradient.",
-            )
-    alike = ("fingerprint", "model_type", "kind", "method", "task", "ids", "per")
-    common = merged_text(
-        parts,
-        names,
-        alike,
-        "Merge only scores of one model, one task, one metric and one --importance of score-heads.",
-    )
-
-    def added(field: str) -> Json:
-        arrays = [getattr(part, field) for part in parts]
-        common = [name for name in arrays[0] if all(name in own for own in arrays)]
-        return {name: np.sum([own[name] for own in arrays], axis=0).tolist() for name in common}
-
-    return first.model_copy(
-        update={
-            **common,
-            **{field: added(field) for field in ("values", "counts", "distances")},
-            "examples": sum(part.examples for part in parts),
-            "texts": list(dict.fromkeys(text for part in parts for text in part.texts)),
-        }
-    )

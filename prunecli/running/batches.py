@@ -30,7 +30,6 @@ from prunecli.running.encoding import (
     labelled_examples,
     lm_windows,
     mlm_examples,
-    require_task,
     translation_examples,
     window_examples,
 )
@@ -65,7 +64,6 @@ def task_batches(
     """
     text = data.text
     examples: dict[str, Examples]
-    require_task(model, data.task)
     if pooling is not None:
         examples = {
             name or "the text": embedding_examples(tokenizer, model, pooling, texts, data.context)
@@ -278,8 +276,7 @@ def batch_cost(
         stages = [stage for stage in runner.skeleton.stages if stage.side == side]
         if not stages:
             continue
-        layer_bytes = shape.activation_bytes(rows, length, keys, backward=backward)
-        activations = max(activations, layer_bytes)
+        activations = max(activations, shape.activation_bytes(rows, length, keys, backward=backward))
         output = rows * length * shape.d_model * shape.itemsize
         sent = shape.state_bytes(rows * length, rows * length) - output
         states += output + sent

@@ -131,6 +131,7 @@ class TokenExamples(Examples):
         types: `token_type_ids`, if the tokenizer returns any.
         shift: from labels `[B, T]` to the decoder's inputs; None: there is no decoder.
         more: returns further inputs of a batch of these examples; None: there are none.
+        beside: sequences of another model, which `more` adds: their lengths bound a batch too. None: there are none.
     """
 
     ids: Sequences
@@ -140,12 +141,15 @@ class TokenExamples(Examples):
     types: Sequences | None = None
     shift: Callable[[Tensor], Tensor] | None = None
     max_rows: int | None = None
-    more: Callable[[Sequence[int]], Mapping[str, Tensor]] | None = None
+    more: Callable[[Sequence[int]], Mapping[str, Any]] | None = None
+    beside: Sequences | None = None
 
     @property
     def lengths(self) -> Sequence[tuple[int, int]]:
         """See `Examples`."""
-        outputs = self.ids if self.shift is None or isinstance(self.labels, Tensor) else self.labels
+        outputs = self.beside or self.ids
+        if self.shift is not None and isinstance(self.labels, Sequences):
+            outputs = self.labels
         return list(zip(self.ids.lengths, outputs.lengths, strict=True))
 
     def batch(self, rows: Sequence[int]) -> Batch:

@@ -173,19 +173,6 @@ class InMemory:
     fetch = keep
 
 
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Parameters ask for no gradients within the block: those of activations are all that is needed."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
-
-
 def chunks(items: Iterable[B], size: int) -> Iterator[list[B]]:
     """So many items at a time; the last time those that remain."""
     iterator = iter(items)

@@ -271,16 +271,8 @@ def allotted(axes: Sequence[Axis], values: Values, budget: Budget) -> dict[str, 
 def best(axis: Axis, values: Floats, count: int, groups: int = 1) -> tuple[int, ...]:
     """The `count` units of the highest values, the same number of each group, in the order of `Axis.ids`.
 
-    Raises:
-        UsageError: the groups do not divide the units, or the count.
+    The groups divide the units, or the model would not have opened, and the count: see `Budget.groups`.
     """
-    held = axis.count
-    if held % groups or count % groups:
-        raise UsageError(
-            f"{axis.name}: {groups} groups divide not both the {held} {axis.kind}s that it holds and the "
-            f"{count} to keep.",
-            f"Keep a multiple of {groups} in each layer.",
-        )
     chosen = ranks(values, groups) < count // groups
     return tuple(np.asarray(axis.ids, np.int64)[chosen].tolist())
 

@@ -71,14 +71,12 @@ class Lever:
     """One kind of units.
 
     Attributes:
-        name: name of the kind.
         axes: the axes that lose units.
         shares: fractions of the units that can be removed, ascending, 0 first.
         metrics: metrics that the units can be ranked by; which is better is tried.
         select: from a share and a metric to the units that stay.
     """
 
-    name: str
     axes: tuple[Axis, ...]
     shares: tuple[float, ...]
     metrics: tuple[str, ...]
@@ -102,7 +100,6 @@ class Levers:
     store: Store
     progress: Progress
     say: Say
-    _measured: dict[tuple[str, str], Any] = field(default_factory=dict)
     _scored: dict[Kind, Sequence[Axis]] = field(default_factory=dict)
 
     @cached_property
@@ -131,7 +128,10 @@ class Levers:
                     raise UsageError(
                         f"no smaller number of {name} is the same in every layer and can be stated in config.json"
                     )
-                self._check(lever)
+                selection = lever.select(lever.shares[-1 if name == "tokens" else 1], "random")
+                support = stock_support(self.checkpoint, cut(self.checkpoint, selection).structure)
+                if self._is_stock and not support.is_stock:
+                    raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
                 found[name] = lever
             except PruneError as error:
                 if self.options.only:
@@ -146,22 +146,11 @@ class Levers:
         }
         return found
 
-    def _check(self, lever: Lever) -> None:
-        """Refuse a lever whose result would not be of the form that is asked for."""
-        metric = "count" if lever.name == "tokens" else "random"
-        rewrite = cut(
-            self.checkpoint, lever.select(lever.shares[-1 if lever.name == "tokens" else 1], metric)
-        )
-        support = stock_support(self.checkpoint, rewrite.structure)
-        if self._is_stock and not support.is_stock:
-            raise UsageError(f"{support.reason}.", "Allow such results with `uniform=False`.")
-
     def _layers(self) -> Lever:
         axes = axes_of(self.checkpoint, "layer")
         count = held_in(axes)
         other = "embedding" if self.data.task == "embedding" else "cosine"
         return Lever(
-            "layers",
             axes,
             _shares(count, range(len(axes), count)),
             (GRADIENT,) if self._by_layer else (GRADIENT, other),
@@ -174,7 +163,6 @@ class Levers:
         axes = axes_of(self.checkpoint, "head")
         held = max(axis.count for axis in axes)
         return Lever(
-            "heads",
             axes,
             _shares(held, uniform_heads(self.checkpoint) if self._is_stock else range(1, held)),
             (GRADIENT,),
@@ -191,7 +179,6 @@ class Levers:
         width, of_experts = min(axis.count for axis in axes), bool(axes[0].keys)
         steps = min(STEPS, width // gcd(width, GROUPED) if of_experts else width)
         return Lever(
-            "units",
             axes,
             _shares(steps, range(1, steps)),
             (GRADIENT,) if self._by_layer and of_experts else (GRADIENT, "activation-norm"),
@@ -233,7 +220,7 @@ class Levers:
 
         least = request_of(self.checkpoint, ExpertOptions(balance=balance), layers).least
         metrics = (GATES,) if self._by_layer else (GRADIENT, GATES)
-        return Lever("experts", axes, _shares(held, range(least, held)), metrics, select)
+        return Lever(axes, _shares(held, range(least, held)), metrics, select)
 
     def _channels(self) -> Lever:
         if self._by_layer:
@@ -244,7 +231,6 @@ class Levers:
         heads = head_counts(self.checkpoint.config).values()
         step = lcm(1 << max((held // STEPS).bit_length() - 1, 0), *filter(None, heads))
         return Lever(
-            "channels",
             axes,
             _shares(held, range(step, held, step)),
             (NORMS,),
@@ -280,7 +266,6 @@ class Levers:
         ways = [*((1, kept, kept) for kept in sizes), *((count, 1, kept) for count, kept in fewest.items())]
         made = {1 - kept / size: (count, multiple) for count, multiple, kept in ways if kept < size}
         return Lever(
-            "tokens",
             axes,
             (0.0, *sorted(made)),
             ("count",),
@@ -292,25 +277,20 @@ class Levers:
         return {"metric": metric} if metric == "random" else {"scores": self._scores(name, metric)}
 
     def _scores(self, name: str, metric: str) -> Any:
-        """The scores of the units of a lever, measured once, or read from the run that this one resumes."""
-        if (name, metric) not in self._measured:
-            key = f"scores {name} {metric}"
-            kind = GateStatistics if metric == GATES else Scores
-            if key in self.store.records:
-                self._measured[name, metric] = kind.from_json(self.store.records[key], Path(key))
+        """The scores of the units of a lever, measured once, or by the run that this one resumes."""
+        key = f"scores {name} {metric}"
+        if key not in self.store.records:
+            if metric in (GRADIENT, NORMS):  # of all levers in one pass
+                scored = measure_gradients(
+                    self.checkpoint, self.data, self._scored, self.options, self.progress
+                )
+                found = {f"scores {part}s {own.method}": own for part, own in scored.items()}
             else:
-                found: dict[tuple[str, str], Any]
-                if metric in (GRADIENT, NORMS):  # of all levers in one pass
-                    scored = measure_gradients(
-                        self.checkpoint, self.data, self._scored, self.options, self.progress
-                    )
-                    found = {(f"{kind}s", scores.method): scores for kind, scores in scored.items()}
-                else:
-                    found = {(name, metric): self._measure(metric)}
-                self._measured |= found
-                for (own, by), scores in found.items():
-                    self.store.put(f"scores {own} {by}", scores.to_json())
-        return self._measured[name, metric]
+                found = {key: self._measure(metric)}
+            for label, scores in found.items():
+                self.store.put(label, scores.to_json())
+        kind = GateStatistics if metric == GATES else Scores
+        return kind.from_json(self.store.records[key], Path(key))
 
     def _measure(self, metric: str) -> Any:
         """Scores by a method of the single commands."""

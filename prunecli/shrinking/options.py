@@ -105,5 +105,4 @@ class ShrinkOptions(RunOptions):
     def target(self) -> str:
         """The target in words, as the command line spells it."""
         name = next((name for name in TARGETS if getattr(self, name) is not None), "params")
-        value = getattr(self, name)
-        return f"--{name} {DEFAULT_SHARE if value is None else value:g}"
+        return f"--{name} {getattr(self, name) or DEFAULT_SHARE:.15g}"

@@ -122,7 +122,7 @@ class Search:
         self._curves: dict[str, Callable[[float], float]] = {}
         self._grids: dict[str, tuple[float, ...]] = {}
         # The kind with most shares fills up to the target.
-        self._filler = max(self.levers.values(), key=lambda lever: len(lever.shares)).name
+        self._filler = max(self.levers, key=lambda name: len(self.levers[name].shares))
 
     def run(self, trials: int) -> Tried:
         """Measure the curves, then whole mixtures; return the best mixture that reaches the target.
@@ -149,12 +149,7 @@ class Search:
             near = [one for one in self._neighbours() if not self._tried_as(one, "whole")]
             if not near or self._whole(near[0]) is None:
                 break
-        if (best := self._best()) is None:
-            raise UsageError(
-                "No mixture that was measured reaches the target.",
-                "Choose a larger target, allow more kinds with `only`, or give more `minutes`.",
-            )
-        return best
+        return self._best()
 
     def _measure_curves(self) -> None:
         """Measure the cost of a few shares of each kind, up to the share that reaches the target alone.
@@ -241,9 +236,7 @@ class Search:
 
     def _neighbours(self) -> list[Shares]:
         """Mixtures beside the best one: a kind a step up or down, the filler adjusted; the cheapest first."""
-        if (best := self._best()) is None:
-            return []
-        found = []
+        best, found = self._best(), []
         for name in self.levers:
             for sign in (-1, 1) if name != self._filler else ():
                 present = best.shares.get(name, 0.0)
@@ -301,16 +294,24 @@ class Search:
         found = (one for one in self.tried if one.shares == shares and one.stage == stage)
         return next((one for one in found if metrics in (None, one.metrics)), None)
 
-    def _best(self) -> Tried | None:
+    def _best(self) -> Tried:
         """The cheapest mixture that reaches the target.
 
         Of those that cost about the same, the one whose next tokens are nearest to the original's, or the simplest.
+
+        Raises:
+            UsageError: none reaches the target.
         """
         reach = [one for one in self.tried if one.stage == "whole" and self.value(one) <= self.most]
-        least = min(map(_cost, reach), default=inf)
+        if not reach:
+            raise UsageError(
+                "No mixture that was measured reaches the target.",
+                "Choose a larger target, allow more kinds with `only`, or give more `minutes`.",
+            )
+        least = min(map(_cost, reach))
         equal = [one for one in reach if _cost(one) <= least + NOISE * abs(least)]
         if all(one.quality.divergence is not None for one in equal):
-            return min(equal, key=lambda one: one.quality.divergence or 0.0, default=None)
+            return min(equal, key=lambda one: one.quality.divergence or 0.0)
         return min(equal, key=lambda one: (len(one.shares), _cost(one)))
 
 

@@ -96,12 +96,8 @@ class Shrinking:
         self._levers = Levers(
             source, self._scored, _lines(first), options, self._store, self.progress, self.say
         ).find()
-        self._measurer = self._measurer_of(little(second, options.trial_tokens))
+        self._measurer = Measurer(source, little(second, options.trial_tokens), options, self.progress)
         self._begun, self._begun_with = time.monotonic(), set[str]()
-
-    def _measurer_of(self, data: Dataset) -> Measurer:
-        # For the divergence, the original's output layer would be kept.
-        return Measurer(self.source, data, self.options, self.progress, diverges=self.options.memory is None)
 
     def search(self) -> tuple[Tried, list[Tried]]:
         """The best mixture, and everything that was tried.
@@ -118,13 +114,13 @@ class Shrinking:
         elif in_bytes:
             most = self._most_bytes()
         else:
-            most = whole * (DEFAULT_SHARE if options.params is None else options.params)
-
-        by_speed = options.speed is not None
+            most = whole * (options.params or DEFAULT_SHARE)
         search = Search(
             self._levers,
-            lambda shares, metrics: size(shares, metrics) / (whole if by_speed else 1),
-            lambda one: 1 / (one.speedup or 1) if by_speed else one.bytes if in_bytes else one.parameters,
+            lambda shares, metrics: size(shares, metrics) / (whole if options.speed else 1),
+            lambda one: (
+                1 / (one.speedup or 1) if options.speed else one.bytes if in_bytes else one.parameters
+            ),
             most,
             self._measurer.original.cost or 0.0,
             self._attempt,
@@ -240,7 +236,7 @@ class Shrinking:
         applied = apply(
             source, rewrite, cut_path, force=force or healing, progress=self.progress, say=self.say
         )
-        measurer = self._measurer_of(self.closing)
+        measurer = Measurer(source, self.closing, options, self.progress)
         sizes, speedup = applied.summary, self._speedup(cut_path)
 
         def add(model: str, path: Path) -> None:

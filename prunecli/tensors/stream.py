@@ -302,11 +302,11 @@ def row_blocks(shape: tuple[int, ...], depth: int = 1, most: int = 0) -> Iterato
         yield start, min(start + step, rows)
 
 
-def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
-    """Yield the values of `expression` in blocks of rows; messages name the first of its sources."""
+def values(source: TensorReader, expression: Expression) -> Iterator[np.ndarray]:
+    """Yield the values of `expression` in float64, in blocks of rows; messages name the first of its sources."""
     where = f"{source.path}: {next(sources(expression), '')}"
     for start, stop in row_blocks(shape_of(source, expression)):
-        yield compute(expression, source, start, stop, dtype, where)
+        yield compute(expression, source, start, stop, "F64", where)
 
 
 def compute(

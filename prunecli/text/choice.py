@@ -279,21 +279,6 @@ class TextChoice(Options):
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"A model for the task {task} needs text", _NEEDS[task])
 
-    def _kind_of_embedding(self) -> TaskName:
-        """The task whose text the vectors are of."""
-        kinds: dict[str, TaskName] = {
-            "files": "lm",
-            "labelled": "classification",
-            "data": "translation",
-            "source_file": "translation",
-        }
-        given = [kinds[name] for name in self.given if name in kinds]
-        if len(given) != 1:
-            raise UsageError(
-                "embedding: text of several kinds" if given else "embedding needs text", _NEEDS["embedding"]
-            )
-        return given[0]
-
     def read(self, task: TaskName, say: Say = unsaid) -> Dataset:
         """The text of `task`.
 
@@ -314,7 +299,12 @@ class TextChoice(Options):
         """
         whole_files = task == "lm" if self.whole_files is None else self.whole_files
         if task == "embedding":
-            task = self._kind_of_embedding()
+            given = [name for name in ("files", "labelled", "data", "source_file") if name in self.given]
+            if len(given) != 1:
+                raise UsageError(
+                    "embedding: text of several kinds" if given else "embedding needs text", _NEEDS[task]
+                )
+            task = _TASKS[given[0]][0]
         if task == "translation":
             return self.parallel(say)
         if task != "classification":

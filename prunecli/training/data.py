@@ -11,7 +11,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader, Sampler
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
-from prunecli.evaluation.scoring import make_metrics
+from prunecli.evaluation.scoring import make_metrics, score
 from prunecli.model.checkpoint import open_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -198,13 +198,12 @@ def make_examples(
     def chrf(model: Any, process_group: ProcessGroup) -> float:
         """Mean chrF++ of the translations of the held-out text."""
         assert isinstance(data.valid, ParallelText)
-        metric, found = make_metrics(None)["chrf++"], []
+        metrics, found = {"chrf++": make_metrics(None)["chrf++"]}, []
         decoding = DecodingOptions(options.beam, options.batch_tokens)
         for pair in data.pairs:
             sources, references = (data.valid.sentences[name] for name in pair)
             made = translate(model, tokenizer, sources, pair, decoding, process_group=process_group)
-            texts = [translation.text for translation in made]
-            found.append(float(metric.corpus_score(texts, [list(references)]).score))
+            found.append(score(made, references, metrics)["chrf++"])
         return sum(found) / len(found)
 
     examples = encoded(data.train, progress, options.seed)

@@ -22,7 +22,7 @@ needs no teacher in memory.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from prunecli.modules.logits import Logits, vocabulary_size
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, unsaid
 from prunecli.running.encoding import embedding_examples, position_count, require_task
-from prunecli.running.examples import IGNORED, Batch, Examples
+from prunecli.running.examples import IGNORED, Examples
 from prunecli.tensors.transaction import new_file, refuse_output
 from prunecli.text.choice import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
@@ -244,8 +244,12 @@ class Lesson:
         own = embedding_examples(tokenizer, model, self.pooling, texts, context)
         if self.tokenizer is None:
             return own
-        return TaughtExamples(
-            own, embedding_examples(self.tokenizer, self.teacher, self.taught, texts, context)
+        taught = embedding_examples(self.tokenizer, self.teacher, self.taught, texts, context)
+        return replace(
+            own,
+            equal=own.equal or taught.equal,
+            more=lambda rows: {TAUGHT: taught.batch(rows).inputs},
+            beside=taught.ids,
         )
 
 
@@ -275,30 +279,6 @@ def make_lesson(
     else:
         say(f"{path} has another vocabulary: it reads each text in its own tokens.")
     return Lesson(teacher, pooling, taught, words)
-
-
-@dataclass(frozen=True)
-class TaughtExamples(Examples):
-    """Texts in the tokens of two models.
-
-    Attributes:
-        own, taught: the model's and the teacher's.
-    """
-
-    own: Examples
-    taught: Examples
-
-    @property
-    def lengths(self) -> Sequence[tuple[int, int]]:
-        """See `Examples`."""
-        pairs = zip(self.own.lengths, self.taught.lengths, strict=True)
-        return [(own[0], taught[0]) for own, taught in pairs]
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """See `Examples`."""
-        own, taught = self.own.batch(rows), self.taught.batch(rows)
-        inputs: dict[str, Any] = {**own.inputs, TAUGHT: taught.inputs}
-        return Batch(inputs, own.labels, own.indices)
 
 
 @dataclass

@@ -400,8 +400,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         return batches, scored
 
     def probe(self) -> None:
-        """A batch forwards and back: what an update computes, and leaves nothing of it."""
-        was_training = self.model.training
+        """A batch forwards and back: what an update computes, and leaves no gradient of it."""
         try:
             inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
             self.model.train()
@@ -410,7 +409,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self.model.zero_grad(set_to_none=True)
-            self.model.train(was_training)
 
     def compute_loss(self, model: Any, inputs: Inputs, num_items_in_batch: int) -> Any:
         """This batch's part of the mean over the update's tokens.
@@ -554,9 +552,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            begun = directory / f"{WEIGHTS}.new"
-            save_tensors(weights, begun)
-            begun.replace(directory / WEIGHTS)  # the file appears once it is whole
+            save_tensors(weights, directory / WEIGHTS)
 
     def figures(self) -> dict[str, Any]:
         """Figures of a finished training: steps, speed, losses, validations."""

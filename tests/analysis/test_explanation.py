@@ -67,8 +67,11 @@ def test_units_are_followed_through_steps_and_layers(thrice):
 
 def test_a_file_of_the_first_version_is_read(thrice):
     """The file numbers layers and hidden units as the source of each step did."""
-    path = Path("three", FILE)
-    wanted = [explain("three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+
+    def explained():
+        return [explain("three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
+
+    path, wanted = Path("three", FILE), explained()
     content = json_of(path)
     assert content["format"] == "prunecli.decisions/2"
     content["format"] = "prunecli.decisions/1"
@@ -82,8 +85,7 @@ def test_a_file_of_the_first_version_is_read(thrice):
         place["layer"] -= 1
         place["name"] = f"model.layers.{place['layer']}.mlp"
     path.write_text(json.dumps(content))
-    found = [explain("three", question) for question in ("unit 3 of layer 1", "layer 2", "layer 0")]
-    assert found == wanted
+    assert explained() == wanted
     assert "decisions" in results.read(path).tables()
     path.write_text(json.dumps({**content, "format": "prunecli.decisions/3"}))
     with pytest.raises(CheckpointError, match=r"decisions/3"):

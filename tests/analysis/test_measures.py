@@ -20,11 +20,12 @@ def random_features(seed: int, sentences: int, widths: tuple[int, ...]) -> list[
     ]
 
 
+seeds = st.integers(0, 10**6)
 widths = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.integers(3, 20), widths)
+@given(seeds, st.integers(3, 20), widths)
 def test_it_is_the_hsic_of_gram_matrices(seed, sentences, chosen):
     features = random_features(seed, sentences, chosen)
     expected = [[reference.gram_cka(x.tolist(), y.tolist()) for y in features] for x in features]
@@ -56,7 +57,7 @@ def expected(features: list[np.ndarray], k: int) -> list[list[float]]:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.integers(4, 16), st.data())
+@given(seeds, st.integers(4, 16), st.data())
 def test_it_is_a_search_with_sets(seed, sentences, data):
     k = data.draw(st.integers(1, sentences - 1))
     features = random_features(seed, sentences, (2, 5, 30))
@@ -64,7 +65,7 @@ def test_it_is_a_search_with_sets(seed, sentences, data):
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3000))
+@given(seeds, st.integers(1, 8), st.integers(1, 3000))
 def test_ties_go_to_the_first_whatever_the_blocks(seed, k, block_bytes):
     # Few directions, each of several sentences: most cosines are equal to others.
     rows = np.random.default_rng(seed).integers(-1, 2, (9, 2)).astype(np.float32) + np.float32(0.5)
@@ -80,10 +81,9 @@ def test_the_number_of_neighbours(share, sentences, k):
     assert neighbour_count(share, sentences) == k
 
 
-@pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (1.0, 50)])
-def test_a_share_that_makes_none_or_all_is_refused(share, sentences):
-    with pytest.raises(UsageError, match=f"neighbours={share:g}` of {sentences}"):
-        neighbour_count(share, sentences)
+def test_a_share_that_makes_all_is_refused():
+    with pytest.raises(UsageError, match="neighbours=1` of 50"):
+        neighbour_count(1.0, 50)
 
 
 # What languages' experts have in common: against the slow restatement, sets counted and trees drawn by

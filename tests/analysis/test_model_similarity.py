@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,15 +14,12 @@ import pytest
 import torch
 
 from prunecli.analysis.model_similarity import (
-    Comparison,
     Component,
     Features,
     compare,
     components,
     portions_of,
-    random_label,
     represent,
-    similarity_of,
 )
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.options import SimilarityOptions
@@ -33,12 +30,11 @@ from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
-from prunecli.text.tokens import encode, load_tokenizer
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed, write_copy
 from tests.opening import load
-from tests.reference import similarity as reference
 
 WORDS = ("the", "hen", "hat", "no", "tin", "inn", "in", "on", "ten", "a")
 LINES = tuple(f"{WORDS[n % 10]} {WORDS[n * 7 % 9]} {WORDS[n // 3 % 10]}" for n in range(24))
@@ -62,36 +58,34 @@ def models(shared_path):
     return shared_path
 
 
-def compared(models: Path, *names: str) -> dict[str, Comparison]:
+def compared(models: Path, *names: str, **options: Any) -> Similarity:
     opened = {name: open_model(models / name) for name in names}
-    return compare(opened, portions_of(TEXT, PAIRS), OPTIONS)
+    return compare(opened, portions_of(TEXT, PAIRS), OPTIONS.updated(**options))[0]
 
 
-def result(
-    comparison: Comparison, benchmarks: Sequence[Comparison] = (), randoms: Sequence[Comparison] = ()
-) -> Similarity:
-    about = {"format": Similarity.FORMAT, "checkpoints": ["first", "second"]}
-    return similarity_of(comparison, benchmarks, randoms, **about)
-
-
-def rows_of(comparison: Comparison, found: Similarity, side: str) -> list[dict[str, Any]]:
+def rows_of(found: Similarity, side: str) -> list[dict[str, Any]]:
     """Rows of one side's components."""
-    names = {component.name for component in comparison.components[0] if component.side == side}
-    return [row for row in found.corresponding or [] if row["first"] in names]
+    return [row for row in found.corresponding or [] if f".{side}." in row["first"]]
+
+
+def assert_bound(found: Similarity, models: Path, kind: str, *others: str) -> None:
+    """Each row of `kind` is the mean of what comparisons of the first model with the others have."""
+    places = {component.name: place for place, component in enumerate(found.components["first"])}
+    matrices = [compared(models, "one", name).matrices for name in others]
+    for row, measure in product(found.corresponding or [], ("cka", "lns")):
+        place = places[row["first"]]
+        values = [own[measure]["between"][place][place] for own in matrices]
+        assert row[f"{measure}_{kind}"] == pytest.approx(np.mean(values), abs=2e-6)
 
 
 def test_normalised_by_benchmarks(models):
     found = compared(models, "one", "less", "two", "three")
-    made = result(found["less"], [found["two"], found["three"]])
-    places = {component.name: place for place, component in enumerate(found["less"].components[0])}
-    for row in made.corresponding or []:
-        place = places[row["first"]]
-        both = [found[name].part("between", "cka")[place, place] for name in ("two", "three")]
-        assert row["cka_benchmark"] == pytest.approx(sum(both) / 2, abs=1e-6)
-        assert row["cka_normalised"] == pytest.approx(200 * row["cka"] / sum(both), abs=1e-2)
-    decoder = rows_of(found["less"], made, "decoder")
+    assert_bound(found, models, "benchmark", "two", "three")
+    for row in found.corresponding or []:
+        assert row["cka_normalised"] == pytest.approx(100 * row["cka"] / row["cka_benchmark"], abs=1e-2)
+    decoder = rows_of(found, "decoder")
     assert len(decoder) == 4  # its two FFNs are in neither mean
-    mean = made.mean["decoder"]
+    mean = found.mean["decoder"]
     values = [row["cka"] for row in decoder]
     assert mean["cka"] == pytest.approx(sum(values) / 4, abs=1e-6)
     whole = sum(row["cka_benchmark"] for row in decoder)
@@ -100,28 +94,18 @@ def test_normalised_by_benchmarks(models):
 
 def test_random_weights_are_the_lower_bound(models):
     """The mean over seeds of what a checkpoint of the same random weights gives."""
-    first = open_model(models / "one")
-    random = [random_model(first, seed) for seed in (0, 1)]
-    for seed, model in enumerate(random):
+    for seed in (0, 1):
+        model = random_model(open_model(models / "one"), seed)
         shutil.copytree(models / "one", models / f"random-{seed}")
         model.save_pretrained(models / f"random-{seed}")
-    stored = compared(models, "one", "less", "random-0", "random-1")
-    opened = {name: open_model(models / name) for name in ("one", "less")}
-    drawn = compare(opened, portions_of(TEXT, PAIRS), OPTIONS.updated(random_baseline=2))
-    assert list(drawn) == ["less", random_label(0), random_label(1)]
-    for seed in (0, 1):
-        for measure in ("cka", "lns"):
-            expected = stored[f"random-{seed}"].part("between", measure)
-            np.testing.assert_allclose(
-                drawn[random_label(seed)].part("between", measure), expected, rtol=1e-9
-            )
-    made = result(drawn["less"], (), [drawn[random_label(0)], drawn[random_label(1)]])
-    decoder = [row["cka_random"] for row in rows_of(drawn["less"], made, "decoder")]
-    assert made.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
+    found = compared(models, "one", "less", random_baseline=2)
+    assert_bound(found, models, "random", "random-0", "random-1")
+    decoder = [row["cka_random"] for row in rows_of(found, "decoder")]
+    assert found.mean["decoder"]["cka_random"] == pytest.approx(sum(decoder) / 4, abs=1e-6)
 
 
 def test_successive_components_of_one_model(models):
-    found = result(compared(models, "one")["one"])
+    found = compared(models, "one")
     known = {component.name: component for component in found.components["first"]}
     pairs = [(known[row["first"]], known[row["second"]]) for row in found.successive or []]
     encoder = [f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")]
@@ -137,19 +121,18 @@ def test_constant_components_have_no_value(models):
     tensors = weights(models / "one")
     tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
     write_copy(models / "one", models / "bias", tensors)
-    found = compared(models, "one", "bias")["bias"]
-    made = result(found)
-    assert [made.left_out[name]["constant"] for name in ("first", "second")] == [
+    found = compared(models, "one", "bias")
+    assert [found.left_out[name]["constant"] for name in ("first", "second")] == [
         [],
         ["model.encoder.layers.1.ffn"],
     ]
-    assert [row["second"] for row in made.corresponding or [] if row["lns"] is None] == [
+    assert [row["second"] for row in found.corresponding or [] if row["lns"] is None] == [
         "model.encoder.layers.1.ffn"
     ]
-    known = [row["cka"] for row in rows_of(found, made, "encoder") if row["cka"] is not None]
+    known = [row["cka"] for row in rows_of(found, "encoder") if row["cka"] is not None]
     assert len(known) == 5
-    assert made.mean["encoder"]["cka"] == pytest.approx(sum(known) / 5, abs=1e-6)
-    assert None in made.matrices["cka"]["between"][0]
+    assert found.mean["encoder"]["cka"] == pytest.approx(sum(known) / 5, abs=1e-6)
+    assert None in found.matrices["cka"]["between"][0]
 
 
 def test_one_stack_reads_plain_text():
@@ -158,15 +141,10 @@ def test_one_stack_reads_plain_text():
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
     }
     portions = portions_of(PlainText((Path("text.txt"),), LINES))
-    found = compare(opened, portions, OPTIONS)["gpt2"]
-    assert found.part("between", "lns").shape == (6, 6)
-    assert result(found).corresponding == []  # an encoder and a decoder
-    assert result(found).mean == {}
-
-
-def test_too_few_sentences_are_refused():
-    with pytest.raises(DataError, match="19 sentences are too few"):
-        portions_of(PlainText((Path("text.txt"),), LINES[:19]))
+    found, _ = compare(opened, portions, OPTIONS)
+    assert np.shape(found.matrices["lns"]["between"]) == (6, 6)
+    assert found.corresponding == []  # an encoder and a decoder
+    assert found.mean == {}
 
 
 # Token means of what components add to the residual stream, against the stream itself, one sentence at a time.
@@ -177,33 +155,24 @@ PAIR = ("eng_Latn", "fra_Latn")
 
 
 class Subject:
-    def __init__(self, path: Path, case: str) -> None:
-        self.case = case
+    def __init__(self, case: str = "gpt2", path: Path | None = None) -> None:
+        path, self.case = path or tiny(Path("model"), case), case
         self.components = tuple(components(open_model(path)))
         self.model = load(path)
-        self.tokenizer = load_tokenizer(path)
-
-    def represent(self, batch_tokens: int = 40) -> dict[Component, Features]:
-        if CASES[self.case].task != "translation":
-            batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
+        tokenizer = load_tokenizer(path)
+        if CASES[case].task != "translation":
+            self.examples = text_examples(tokenizer, self.model, SOURCES)
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
-            batches = translation_examples(self.tokenizer, self.model, text, [PAIR]).batches(batch_tokens)
-        return represent(InMemory(self.model), self.components, batches)
+            self.examples = translation_examples(tokenizer, self.model, text, [PAIR])
 
-    def alone(self, sentence: int) -> dict[str, torch.Tensor]:
-        """The inputs of one sentence without any padding."""
-        if CASES[self.case].task != "translation":
-            return {"input_ids": torch.tensor([self.tokenizer(SOURCES[sentence])["input_ids"]])}
-        source = encode(self.tokenizer, [SOURCES[sentence]], PAIR[0])
-        target = encode(self.tokenizer, [TARGETS[sentence]], PAIR[1], as_target=True)
-        return {"input_ids": torch.tensor(source), "labels": torch.tensor(target)}
+    def represent(self) -> dict[Component, Features]:
+        return represent(InMemory(self.model), self.components, self.examples.batches(40))
 
 
-def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
-    """Component -> `[tokens, width]`: what the residual stream gains between one norm and the next."""
-    seen = []
-    model, handles = subject.model, []
+def added(subject: Subject, sentence: int) -> dict[str, torch.Tensor]:
+    """Component -> `[width]`: what the residual stream gains from one norm to the next, the mean over the tokens."""
+    model, handles, stream = subject.model, [], {}
     for block in dict.fromkeys(component.block for component in subject.components):
         for suffix in ("", *(f".{norm}" for norm in CASES[subject.case].norms)):
             try:
@@ -214,16 +183,13 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
             def keep(_module: Any, inputs: Any, output: Any, name: str = block + suffix) -> None:
                 rows = output[0] if isinstance(output, tuple) else output
                 # OPT's FFN has no axis of sentences.
-                seen.append((name, *(x.reshape(1, -1, x.shape[-1]) for x in (inputs[0], rows))))
+                stream[name] = [states.reshape(-1, states.shape[-1]) for states in (inputs[0], rows)]
 
             handles.append(module.register_forward_hook(keep))
     with torch.inference_mode():
-        model(
-            **subject.alone(sentence), **({} if CASES[subject.case].task == "mlm" else {"use_cache": False})
-        )
+        model(**subject.examples.batch([sentence]).arguments(model))
     for handle in handles:
         handle.remove()
-    stream = {name: (before[0], after[0]) for name, before, after in seen}
     found = {}
     for block in dict.fromkeys(component.block for component in subject.components):
         names = [name for name in stream if name.startswith(f"{block}.")]
@@ -235,23 +201,26 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
             before = [stream[name][0] for name in names]
             after = [*before[1:], stream[block][1]]
         for name, start, end in zip(own, before, after, strict=False):
-            found[name] = (end - start).tolist()
+            found[name] = (end - start).mean(dim=0)
     return found
+
+
+def assert_means(subject: Subject, sentences: Sequence[int]) -> None:
+    found = subject.represent()
+    assert tuple(found) == subject.components
+    for sentence in sentences:
+        expected = added(subject, sentence)
+        assert set(expected) == {component.name for component in found}
+        for component, own in found.items():
+            wanted = expected[component.name]
+            np.testing.assert_allclose(own[sentence], wanted, rtol=1e-4, atol=1e-4, err_msg=component.name)
 
 
 @pytest.mark.parametrize("case", OWN_SHAPES)
 def test_each_is_the_mean_of_what_the_component_adds(case):
-    subject = Subject(tiny(Path("model"), case), case)
+    subject = Subject(case)
     assert len({part.name for part in subject.components}) == len(subject.components)
-    found = subject.represent()
-    assert tuple(found) == subject.components
-    for sentence in range(len(SOURCES)):
-        expected = added(subject, sentence)
-        assert set(expected) == {component.name for component in found}
-        for component, outputs in expected.items():
-            own = next(rows for held, rows in found.items() if held.name == component)
-            mean = reference.token_mean(outputs, len(outputs))
-            np.testing.assert_allclose(own[sentence], mean, rtol=1e-4, atol=1e-4, err_msg=component)
+    assert_means(subject, range(len(SOURCES)))
 
 
 @pytest.mark.parametrize("case", ["bart", "llama"])
@@ -259,16 +228,11 @@ def test_a_shared_ffn_is_told_apart_by_layer(case):
     source = tiny(Path("source"), case)
     names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
-    subject = Subject(write_changed(source, Path("shared"), case, changes), case)
-    found = subject.represent()
-    expected = added(subject, 2)
-    for component, features in found.items():
-        mean = reference.token_mean(expected[component.name], len(expected[component.name]))
-        np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
+    assert_means(Subject(case, write_changed(source, Path("shared"), case, changes)), [2])
 
 
 def test_nan_is_named_with_its_component_and_sentence():
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     with torch.no_grad():
         subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
     with pytest.raises(DataError, match=r"transformer\.h\.1\.mlp: its output for sentence \d+ holds NaN"):
@@ -276,14 +240,14 @@ def test_nan_is_named_with_its_component_and_sentence():
 
 
 def test_a_component_without_an_output_for_each_token_is_refused():
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
     with pytest.raises(UnsupportedModelError, match="nothing can be measured by token"):
         subject.represent()
 
 
 def test_a_full_disk_is_said(monkeypatch):
-    subject = Subject(tiny(Path("model"), "gpt2"), "gpt2")
+    subject = Subject()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(OutputError, match="no space left for the outputs"):

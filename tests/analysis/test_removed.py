@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from prunecli.analysis.removed import Kept, Removed, kept_of_one_training, names, removed, setting
+from prunecli.analysis.removed import Removed, names, removed, setting, steps_of_one_training
 from prunecli.model.checkpoint import open_model
 from prunecli.report.pictures import training_curves
 from tests.families import tiny_family
 from tests.pictures import drawn
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import fewer_experts, tiny_nllb_moe
 
 
 def _step(command, **arguments):
@@ -46,7 +46,8 @@ def test_heads_of_one_attention_and_of_all():
 
 def test_experts():
     steps = {"a": {"granularity": "language", "metric": "importance"}, "b": {"metric": "random"}}
-    pruned = [_experts(name, _step("prune-experts", **step)) for name, step in steps.items()]
+    made = (fewer_experts(name, (0, 7), _step("prune-experts", **step)) for name, step in steps.items())
+    pruned = map(open_model, made)
     unit, found = removed([open_model(tiny_nllb_moe("full")), *pruned])
     assert unit == "experts"
     assert found == [
@@ -56,19 +57,8 @@ def test_experts():
     ]
 
 
-LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
-
-
-def _experts(name, *history):
-    """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
-    experts = {layer: [0, 7] for layer in LAYERS}
-    mark = {"version": 1, "history": list(history), "experts": experts}
-    mark["original_experts"] = dict.fromkeys(LAYERS, 8)
-    return open_model(tiny_nllb_moe(name, experts=2, config={"prunecli": mark}))
-
-
 def test_heads_and_experts_are_counted_as_parameters():
-    experts = _experts("experts", _step("prune-experts"))
+    experts = open_model(fewer_experts("experts", (0, 7), _step("prune-experts")))
     heads = _heads("heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
     unit, found = removed([open_model(tiny_nllb_moe("full")), experts, heads])
     assert unit == "parameters"
@@ -80,23 +70,24 @@ ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
 
 
 def step(command: str = "prune-experts", *, gates: str | None = "1" * 64, **arguments: Any) -> dict[str, Any]:
-    made = {"command": command, "arguments": arguments, "source": ORIGIN}
+    made = {**_step(command, **arguments), "source": ORIGIN}
     return made if gates is None else {**made, "statistics": {"file": "gates.json", "sha256": gates}}
 
 
-def called(*histories: list[dict[str, Any]]) -> list[str]:
-    return names([setting(history) for history in histories])
+def called(*histories: Any) -> list[str]:
+    """Names of histories; a step alone is one too."""
+    return names([setting(own if isinstance(own, list) else [own]) for own in histories])
 
 
 @pytest.mark.parametrize(
     ("histories", "wanted"),
     [
-        ([[step(balance="1:1")], [step(balance="3:1")]], ["balance 1:1", "balance 3:1"]),
+        ([step(balance="1:1"), step(balance="3:1")], ["balance 1:1", "balance 3:1"]),
         (
             [
-                [step(metric="importance", granularity="language", source=["a"], target=["b"])],
-                [step(metric="importance", granularity="global")],
-                [step(metric="random", seed=0, gates=None)],
+                step(metric="importance", granularity="language", source=["a"], target=["b"]),
+                step(metric="importance", granularity="global"),
+                step(metric="random", seed=0, gates=None),
             ],
             [
                 "metric importance, granularity language",
@@ -105,34 +96,34 @@ def called(*histories: list[dict[str, Any]]) -> list[str]:
             ],
         ),
         (
-            [[step(gates="1" * 64)], [step(gates="2" * 64)]],
+            [step(gates="1" * 64), step(gates="2" * 64)],
             ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
         ),
-        ([[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]], ["seed 0", "seed 1"]),
-        ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
-        ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
-        ([[step(ratio=0.5, keep=128)], [step(ratio=0.8, keep=51)]], ["", ""]),  # amounts are one line
-        ([[step(fit_bytes=5, ratio=0.1)], [step(ratio=0.3)]], ["", ""]),
-        ([[step(experts_per_layer={"encoder": 36, "decoder": 12})], [step(ratio=0.8)]], ["", ""]),
+        ([step(gates="1" * 64, seed=0), step(gates="2" * 64, seed=1)], ["seed 0", "seed 1"]),
+        ([step(min_per_layer=4), step()], ["min per layer 4", "no min per layer"]),
+        ([[step(), step(ratio=0.5)], step(ratio=0.9)], ["", ""]),
+        ([step(ratio=0.5, keep=128), step(ratio=0.8, keep=51)], ["", ""]),  # amounts are one line
+        ([step(fit_bytes=5, ratio=0.1), step(ratio=0.3)], ["", ""]),
+        ([step(experts_per_layer={"encoder": 36, "decoder": 12}), step(ratio=0.8)], ["", ""]),
         (
-            [[step(), step(gates="2" * 64)], [step()]],
+            [[step(), step(gates="2" * 64)], step()],
             ["statistics of each step", "statistics gates.json (11111111)"],
         ),
-        ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
-        ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
+        ([step(), [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
+        ([step(), step(), step(dtype="float16")], ["no dtype", "no dtype", "dtype float16"]),
         (
             [
-                [step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})]
+                step("prune-ffn", gates=None, text={"files": [name], "sha256": name * 64})
                 for name in ("a", "b")
             ],
             ["text a (aaaaaaaa)", "text b (bbbbbbbb)"],
         ),
         (
-            [[step("prune-layers", removed={"decoder": [number]})] for number in (3, 5)],
+            [step("prune-layers", removed={"decoder": [number]}) for number in (3, 5)],
             ['removed {"decoder": [3]}', 'removed {"decoder": [5]}'],
         ),
         (
-            [[step("prune-layers", encoder=1)], [step("prune-layers", decoder=2, removed={"decoder": [1]})]],
+            [step("prune-layers", encoder=1), step("prune-layers", decoder=2, removed={"decoder": [1]})],
             ["side encoder", "side decoder"],
         ),
         (
@@ -148,17 +139,17 @@ def test_lines_are_named_by_what_differs(histories, wanted):
 def test_origins_are_told_apart_by_name_and_by_fingerprint():
     other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
     same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
-    assert called([step()], [other]) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
-    assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
+    assert called(step(), other) == ["of full (aaaaaaaa)", "of other (bbbbbbbb)"]
+    assert called(step(), same) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
     stock = setting([], "stock (c)")
     assert names([stock, setting([step()])]) == ["of stock (c)", "of full (aaaaaaaa)"]
 
 
-def trained(steps: int, **arguments: Any) -> dict[str, Any]:
-    return {"command": "finetune", "arguments": {"steps": steps, "seed": 0, **arguments}}
+def trained(steps: int, seed: int = 0, **arguments: Any) -> dict[str, Any]:
+    return _step("finetune", steps=steps, seed=seed, **arguments)
 
 
-PRUNED = {"command": "prune-heads", "arguments": {"ratio": 0.5}}
+PRUNED = _step("prune-heads", ratio=0.5)
 
 
 @pytest.fixture
@@ -175,9 +166,8 @@ def made():
 def test_checkpoints_of_one_training_and_what_was_made_of_them(made):
     early, late = trained(10), trained(40, best=30)
     checkpoints = [made(early), made(late), made(late, PRUNED), made(early, PRUNED), made(early, PRUNED)]
-    assert kept_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == [
-        *(Kept(10, 0), Kept(40, 1), Kept(40, 1), Kept(10, 0), Kept(10, 0)),
-    ]
+    steps = [(10, 0), (40, 1), (40, 1), (10, 0), (10, 0)]
+    assert steps_of_one_training(checkpoints, [0, 0, 0.5, 0.5, 0.25]) == steps
 
 
 OTHERS = {
@@ -195,17 +185,17 @@ OTHERS = {
 def test_others_are_none(made, case):
     checkpoints = [made(*history) for history in OTHERS[case]]
     removed = [0.5 if PRUNED in history[1:] else 0.0 for history in OTHERS[case]]
-    assert kept_of_one_training(checkpoints, removed) is None
+    assert steps_of_one_training(checkpoints, removed) is None
 
 
 def test_scores_are_relative_to_the_unpruned_model_of_the_step():
     removed = [0.0, 0.0, 0.5, 0.5]
-    kept = [Kept(10, 0), Kept(100, 1), Kept(100, 1), Kept(10, 0)]
+    steps = [(10, 0), (100, 1), (100, 1), (10, 0)]
     for scores, whole, half in (
         ([20.0, 50.0, 40.0, 5.0], [(10, 1.0), (100, 1.0)], [(10, 0.25), (100, 0.8)]),
         ([0.0, 40.0, 10.0, 0.0], [(100, 1.0)], [(100, 0.25)]),
     ):
-        chart = training_curves("c", scores, removed, kept, ("heads", "chrF++")).specification(400)
+        chart = training_curves("c", scores, removed, steps, ("heads", "chrF++")).specification(400)
         lines = {}
         for row in drawn(chart, "line"):
             lines.setdefault(row["series"], []).append((row["x"], row["y"]))

@@ -26,6 +26,14 @@ class Result:
     def json(self) -> Any:
         return json.loads(self.out)
 
+    def shows(self, *texts: str) -> None:
+        """Check that the tables and lines hold these texts."""
+        assert [text for text in texts if text not in self.out] == [], self.out
+
+    def says(self, *texts: str) -> None:
+        """Check that the notes and errors hold these texts."""
+        assert [text for text in texts if text not in self.err] == [], self.err
+
 
 def call(command: Callable[..., None], *arguments: object) -> Result:
     """Text is split into words as in a shell, anything else is one; failures are described as the command line does."""

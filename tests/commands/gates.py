@@ -16,7 +16,7 @@ USED = {"qba": (0, 1, 2, 3), "qbo": (2, 3, 4, 5), "qka": (8, 9, 10, 11), "qko": 
 def statistics(languages=LANGUAGES):
     """The encoder uses the source's experts, the decoder the target's."""
     pairs = {f"{a}-{b}": _sums(a, b) for a in languages for b in languages if a != b}
-    return gate_statistics("sha256:00", "nllb-moe", "forced", LAYERS, EXPERTS, 2, pairs)
+    return gate_statistics(LAYERS, pairs)
 
 
 def _sums(source, target):
@@ -40,7 +40,7 @@ TEXTS = {"code": (0, 1, 2, 3), "shell": (2, 3, 4, 5), "novel": (8, 9, 10, 11)}
 def text_statistics():
     """Experts that a text does not use see no token."""
     entries = {name: _text_sums(used) for name, used in TEXTS.items()}
-    return gate_statistics("sha256:00", "qwen3_moe", "text", TEXT_LAYERS, EXPERTS, 2, entries)
+    return gate_statistics(TEXT_LAYERS, entries)
 
 
 def _text_sums(used):

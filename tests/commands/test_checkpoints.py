@@ -21,25 +21,25 @@ from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_files, write_json
 
 
-def checkpoint(path: Path, config: Any) -> Path:
-    path.mkdir()
-    write_json(path / "config.json", config)
-    return path
+def checkpoint(name: str, config: Any) -> Path:
+    Path(name).mkdir()
+    write_json(f"{name}/config.json", config)
+    return Path(name)
 
 
-def pruned(path: Path, original: Path = demo.CHECKPOINT) -> Path:
+def pruned(name: str, original: Path = demo.CHECKPOINT) -> Path:
     source = {"path": "x", "fingerprint": open_model(original).fingerprint}
-    return checkpoint(path, {"prunecli": {"history": [{"source": source}, {"source": {"fingerprint": "y"}}]}})
+    return checkpoint(name, {"prunecli": {"history": [{"source": source}, {"source": {"fingerprint": "y"}}]}})
 
 
-def test_nothing_given_is_the_demo_and_what_was_pruned_here(tmp_path, capsys):
+def test_nothing_given_is_the_demo_and_what_was_pruned_here(capsys):
     assert checkpoints_or_demo(None) == [demo.CHECKPOINT]
     assert capsys.readouterr().err == "No checkpoint given: using the bundled demo model.\n"
-    pruned(tmp_path / "b")
-    pruned(tmp_path / "a")
-    checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
-    checkpoint(tmp_path / "stock", {"model_type": "bert"})
-    checkpoint(tmp_path / "list", ["prunecli"])
+    pruned("b")
+    pruned("a")
+    checkpoint("mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
+    checkpoint("stock", {"model_type": "bert"})
+    checkpoint("list", ["prunecli"])
     Path("damaged").mkdir()
     Path("damaged/config.json").write_bytes(b"\xff{")
     assert checkpoints_or_demo([]) == [demo.CHECKPOINT, Path("a"), Path("b")]
@@ -48,9 +48,9 @@ def test_nothing_given_is_the_demo_and_what_was_pruned_here(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_language_model_stands_beside_language_models_alone(tmp_path, capsys):
-    pruned(tmp_path / "a", demo.LM_CHECKPOINT)
-    pruned(tmp_path / "b")
+def test_the_language_model_stands_beside_language_models_alone(capsys):
+    pruned("a", demo.LM_CHECKPOINT)
+    pruned("b")
     assert checkpoints_or_demo(None, "lm") == [demo.LM_CHECKPOINT, Path("a")]
     assert capsys.readouterr().err == "No checkpoint given: using the bundled language model with a.\n"
     assert checkpoints_or_demo(None) == [demo.CHECKPOINT, Path("b")]
@@ -68,13 +68,13 @@ def test_the_text_of_the_language_model_is_taken_where_none_is_named(capsys):
     assert "No `files` given: using the demo's text, prose and code" in capsys.readouterr().err
 
 
-def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone(tmp_path):
+def test_the_text_of_a_demo_is_for_its_model_and_those_made_from_it_alone():
     shutil.copytree(demo.CHECKPOINT, "copy")
-    mine = checkpoint(tmp_path / "mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
-    made, lm = pruned(tmp_path / "made"), pruned(tmp_path / "lm", demo.LM_CHECKPOINT)
-    for named in (None, [], demo.CHECKPOINT, tmp_path / "copy", [made, demo.CHECKPOINT]):
+    mine = checkpoint("mine", {"prunecli": {"history": [{"source": {"fingerprint": "y"}}]}})
+    made, lm = pruned("made"), pruned("lm", demo.LM_CHECKPOINT)
+    for named in (None, [], demo.CHECKPOINT, Path("copy"), [made, demo.CHECKPOINT]):
         assert demo_text(named) == demo.DATA
-    for named in (mine, [made, mine], lm, demo.LM_CHECKPOINT, Path("org/name"), tmp_path / "nothing"):
+    for named in (mine, [made, mine], lm, demo.LM_CHECKPOINT, Path("org/name")):
         assert demo_text(named) is None
     assert demo_text([lm], "lm") == demo.LM_DATA
     assert texts_or_demo(None, "lm", "val", [lm]) == texts_or_demo(None, "lm", "val", None)
@@ -102,9 +102,6 @@ def run(line: str) -> Any:
 
 
 @refusals(
-    (f"evaluate model --task translation {SPILL}", "--memory goes with --task mlm"),
-    (f"{GRADIENT} {SPILL} --metric ablation", "--memory goes with --metric gradient"),
-    (f"{GRADIENT} --spill-dir .", "--spill-dir goes with --memory"),
     (f"{EVALUATE} --memory much", "--memory much: not a size"),
     (f"{EVALUATE} --memory 1MiB", "too little: the smallest that works is "),
     (f"{GRADIENT} --memory 8GiB --spill-dir nowhere", "nowhere: cannot hold", 1),

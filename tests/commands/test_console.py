@@ -113,21 +113,19 @@ inventory.take_inventory = count
 class Terminal:
     """A running command and its screen."""
 
-    def __init__(self, columns: int, folder: Path, line: str, code: str = "", **environment: str) -> None:
+    def __init__(self, columns: int, line: str, code: str = "", **environment: str) -> None:
         self.screen = pyte.Screen(columns, 100)
         self.stream = pyte.ByteStream(self.screen)
         self.written = b""
         self.descriptor, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("4H", 100, columns, 0, 0))
-        (folder / "demo").symlink_to(CHECKPOINT)
+        Path("demo").symlink_to(CHECKPOINT)
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
         own = {"TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1"}
         command = [sys.executable, "-c", CODE.format(code), *line.split()]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), inner)
         environment = {**kept, **own, **environment}
-        self.process = subprocess.Popen(
-            command, **streams, cwd=folder, env=environment, start_new_session=True
-        )
+        self.process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
         os.close(inner)
 
     def read(self, pattern: str = "(?!)") -> None:
@@ -181,9 +179,9 @@ Dry run: nothing is written."""
 @pytest.mark.parametrize(
     ("columns", "environment", "end", "bold"), [(80, {}, SIZES, 2), (60, {"TERM": "dumb"}, WRAPPED_SIZES, 0)]
 )
-def test_a_table(columns, environment, end, bold, tmp_path):
+def test_a_table(columns, environment, end, bold):
     command = "prune-experts demo --metric random --ratio 0.8 --dry-run"
-    with closing(Terminal(columns, tmp_path, command, **environment)) as shown:
+    with closing(Terminal(columns, command, **environment)) as shown:
         shown.read()
         notes, _, rest = shown.text.partition("Experts\n")
     assert f"Experts\n{rest}" == TABLE + end
@@ -203,8 +201,8 @@ Try 'prunecli inspect --help' for help.
 ╰──────────────────────────────────────────────────────────╯"""
 
 
-def test_an_error(tmp_path):
-    with closing(Terminal(60, tmp_path, "inspect --model demo")) as shown:
+def test_an_error():
+    with closing(Terminal(60, "inspect --model demo")) as shown:
         shown.read()
         assert shown.text == PANEL
 
@@ -215,8 +213,8 @@ of tea.
 """
 
 
-def test_a_bar_that_ctrl_c_ends(tmp_path):
-    with closing(Terminal(60, tmp_path, "inspect demo", COUNTING)) as shown:
+def test_a_bar_that_ctrl_c_ends():
+    with closing(Terminal(60, "inspect demo", COUNTING)) as shown:
         shown.read(r"\d/s \d:\d\d:\d\d$")
         notes, bar = shown.text[: len(NOTES)], shown.text[len(NOTES) :]
         assert notes == NOTES

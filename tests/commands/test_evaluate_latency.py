@@ -33,9 +33,9 @@ def test_noisy_speeds_are_named(monkeypatch):
     seconds = iter([1.0, 1.0, 2.0, 1.0, 3.0, 1.0, 1.0, 1.0, 2.0, 1.0])
 
     monkeypatch.setattr("prunecli.evaluation.workloads.Decoding.run", lambda *_: {None: next(seconds)})
-    result = done("full pruned", QUICK, "--sentences 1 --runs 5")
-    assert "Noisy, more than 20% from run to run: full, pruned." in result.out
-    assert "--runs 11." in result.out
+    done("full pruned", QUICK, "--sentences 1 --runs 5").shows(
+        "Noisy, more than 20% from run to run: full, pruned.", "--runs 11."
+    )
 
 
 @refusals(
@@ -55,11 +55,10 @@ def test_a_model_that_generates_nothing_is_refused():
 
 
 def test_examples_per_second_of_a_classifier():
-    tiny_family("bert", "bert", architectures=["BertForSequenceClassification"])
+    tiny_family("bert", "bert-classifier")
     Path("dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
     result = done("bert --labelled dev.tsv --sentences 2 --batch-size 1,2 --table t.csv")
-    assert "2 examples of dev.tsv" in result.out
-    assert "examples/s" in result.out
+    result.shows("2 examples of dev.tsv", "examples/s")
     assert "beam" not in result.out
     payload = json_of("latency.json")
     assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
@@ -72,9 +71,11 @@ def test_examples_per_second_of_a_classifier():
 def test_prefill_and_decode_of_a_language_model():
     tiny_family("llama", "llama")
     Path("lines.txt").write_text("the hat is on the hen\n" * 4)
-    result = done("llama --task lm --text lines.txt --context 4 --sentences 2 --max-new-tokens 3")
-    assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.out
-    for name in ("prefill", "decode", "tokens/s", "s/prompt"):
-        assert name in result.out
-    beams = run("llama --text lines.txt --beam 2 --force")
-    refused(beams, "--beam goes with --task translation")
+    done("llama --task lm --text lines.txt --context 4 --sentences 2 --max-new-tokens 3").shows(
+        "2 prompts of lines.txt, 4 tokens each, 3 new tokens each",
+        "prefill",
+        "decode",
+        "tokens/s",
+        "s/prompt",
+    )
+    refused(run("llama --text lines.txt --beam 2 --force"), "--beam goes with --task translation")

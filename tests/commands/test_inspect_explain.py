@@ -32,16 +32,12 @@ def test_a_question_and_the_overview():
     verb = "kept" if 1 in place["kept"] else "removed"
     where = f"the cross-attention of decoder layer {place['layer']}"
     assert answer.out.startswith(f"Head 1 of {where} was {verb}: its importance")
-    assert f" {value:.4g} is rank {rank} of " in answer.out
-    assert "8 sentences" in answer.out
-    assert "split dev, in heads.json (sha256 " in answer.out
-    answers = ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"]
-    assert answers[0]["fields"]["rank"] == rank
+    answer.shows(f" {value:.4g} is rank {rank} of ", "8 sentences", "split dev, in heads.json (sha256 ")
+    assert ask("pruned-heads 'head 1 of cross-attention' --json").json["answers"][0]["fields"]["rank"] == rank
     overview = ask("pruned-heads").out
     assert overview.startswith("Step 1, prune-heads:\n")
     assert overview.count("decoder layer 0, cross-attention") == 1
-    whole = ask("pruned-heads --json").json
-    assert whole["decisions"][0]["places"] == decision["places"]
+    assert ask("pruned-heads --json").json["decisions"][0]["places"] == decision["places"]
 
 
 def test_a_dry_run_explains_and_writes_nothing(monkeypatch):
@@ -55,8 +51,7 @@ def test_a_dry_run_explains_and_writes_nothing(monkeypatch):
 
 
 def test_the_layers_that_were_named_have_no_table():
-    made = done(prune_layers, "bart --remove encoder:0 --explain")
-    assert "named by --remove; no values." in made.out
+    done(prune_layers, "bart --remove encoder:0 --explain").shows("named by --remove; no values.")
     assert ask("pruned-layers 'encoder layer 0'").out == (
         "Encoder layer 0 was removed: named by --remove; it has no value.\n"
     )

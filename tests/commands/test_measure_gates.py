@@ -18,7 +18,6 @@ from prunecli.commands.prune import prune_experts
 from prunecli.demo import LM_TEXTS
 from prunecli.methods.experts import collect
 from prunecli.methods.experts.metrics import METRICS
-from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
@@ -26,9 +25,9 @@ from prunecli.modules import fitting
 from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.results.gates import read_gates
-from prunecli.selection.cut import cut
 from prunecli.text.plain import MIXED
 from tests.commands.calls import both, call, content, names, refusals, refused
+from tests.contracts.method_contract import made_of
 from tests.forked import ended, start
 from tests.stock_mixtures import TAPPED, save_mixture, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import json_of, tiny_nllb_moe, write_files
@@ -68,15 +67,11 @@ def test_what_lies_in_the_place_of_the_partial_result_does_not_fail_a_whole_one(
     ("model --data text --pairs eng_Latn", "eng_Latn"),
     ("model --source-file text/val.eng_Latn", "--target-file"),
     (f"{MODEL} --memory 4GiB --mode beam", "--mode beam needs the whole model"),
-    (f"{MODEL} --memory much", "--memory much: not a size"),
     (f"{MODEL} --memory 4GiB --spill-dir nowhere", "nowhere", 1),
 )
 def test_bad_input_is_said_plainly(refusal, folder):
     refusal(run)
     assert not Path("gates.json").exists()
-
-
-CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,7 @@ def model(shared_path):
 def text_folder():
     Path("prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
     Path("code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
-    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    Path("chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "the hen"}]}))
 
 
 def test_texts_are_entries(model, text_folder):
@@ -100,8 +95,7 @@ def test_texts_are_entries(model, text_folder):
     assert found.whole_files is True
     assert "Text: 2 files as whole documents (--lines takes each line as a text)." in made.err
     done(model, "--text prose.txt --lines -o lines.json")
-    both = call(prune_experts, model, "--gates gates.json --gates lines.json --dry-run")
-    assert MIXED in both.err
+    call(prune_experts, model, "--gates gates.json --gates lines.json --dry-run").says(MIXED)
     assert MIXED in call(compare_languages, "gates.json lines.json").err
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
@@ -131,9 +125,8 @@ def test_every_metric_works_of_families_that_are_tapped(text_folder, model_type)
     checkpoint = open_model("model")
     for metric in METRICS:
         chosen = ExpertOptions(gates=gates, metric=metric, texts=("prose",), ratio=0.5)
-        assert cut(checkpoint, plan_experts(checkpoint, chosen)).outputs
-    again = run("model --text prose.txt --memory 1GiB --force")
-    assert "is measured with the whole model in memory" in again.err
+        assert made_of(checkpoint, chosen).outputs
+    run("model --text prose.txt --memory 1GiB --force").says("is measured with the whole model in memory")
 
 
 def test_text_for_a_model_that_translates_is_refused(text_folder):
@@ -150,11 +143,7 @@ def test_the_demos_language_model_needs_no_arguments(text_folder):
     assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
     lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
     assert lost["prose"] > 3 * lost["code"]
-    without = call(collect_gates, "--demo translation --context 8 --force")
-    refused(without, "--context goes with --text")
-
-
-CPU = torch.device("cpu")
+    refused(call(collect_gates, "--demo translation --context 8 --force"), "--context goes with --text")
 
 
 def test_the_file_is_the_same_but_for_the_command_line(folder):
@@ -170,7 +159,9 @@ def chosen(free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
-    return collect.memory_for(open_model("model"), Devices(CPU), torch.float32, group, console.note)
+    return collect.memory_for(
+        open_model("model"), Devices(torch.device("cpu")), torch.float32, group, console.note
+    )
 
 
 def test_one_that_does_not_is_run_by_layers(folder, monkeypatch, capsys):
@@ -246,15 +237,8 @@ def shared_folder():
 
 
 def alone(*more: str) -> str:
-    """Output of the run by one process, with as many threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        result = call(collect_gates, ARGUMENTS, *more)
-    finally:
-        torch.set_num_threads(threads)
-    assert result.status == 0, result.err
-    return result.err
+    """Notes of the run by one process."""
+    return done(ARGUMENTS, *more).err
 
 
 def left() -> set[str]:

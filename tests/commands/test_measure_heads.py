@@ -15,7 +15,6 @@ from tests.families import tiny_family
 from tests.tiny import json_of, write_files
 
 PAIRS = "--pairs eng_Latn-fra_Latn"
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +34,13 @@ def scores(path: str = "heads.json") -> dict[str, Any]:
 
 
 def test_importance_per_token():
-    plain = run("m --data data", PAIRS, "-o example.json")
-    assert "Importance (I_h of eq. 2, not normalised)" in plain.out
-    assert "Mean over 3 examples of translation." in plain.out
-    result = run("m --data data", PAIRS, "--importance token --memory 2GiB")
-    assert "Importance (I_h of eq. 2, per token, not normalised)" in result.out
-    assert "Mean over the tokens of 3 examples of translation." in result.out
+    run("m --data data", PAIRS, "-o example.json").shows(
+        "Importance (I_h of eq. 2, not normalised)", "Mean over 3 examples of translation."
+    )
+    run("m --data data", PAIRS, "--importance token --memory 2GiB").shows(
+        "Importance (I_h of eq. 2, per token, not normalised)",
+        "Mean over the tokens of 3 examples of translation.",
+    )
     found, other = scores(), scores("example.json")
     assert (found["per"], other["per"], found["examples"]) == ("token", "example", 3)
     assert (other["format"], other["method"], other["seed"]) == ("prunecli.scores/1", "gradient", None)
@@ -55,8 +55,9 @@ def test_importance_per_token():
     for name, values in other["values"].items():
         assert (np.array(found["values"][name]) >= np.array(values) * (1 - 1e-5)).all()
     assert prune("m --scores heads.json --ratio 0.3 -o pruned").status == 0
-    mixed = prune("m --scores heads.json --scores example.json -o no")
-    assert "heads.json and example.json cannot be merged: per is" in mixed.err
+    prune("m --scores heads.json --scores example.json -o no").says(
+        "heads.json and example.json cannot be merged: per is"
+    )
 
 
 def test_ablation_by_beam_search():
@@ -64,8 +65,7 @@ def test_ablation_by_beam_search():
     sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 16}
     shallow = tiny_family("shallow", "m2m_100", **sizes)
     result = run(shallow, "--data data", PAIRS, "--metric ablation --beam 2 --bootstrap 10")
-    assert "Change of chrF++ without the head" in result.out
-    assert "chrF++ of the whole model" in result.out
+    result.shows("Change of chrF++ without the head", "chrF++ of the whole model")
     assert "Too few examples for a test of significance" in result.err
     assert "significantly" not in result.out
     found = scores()
@@ -92,7 +92,7 @@ def test_enough_examples_for_a_test():
     ],
 )
 def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, reported):
-    tiny_family("reader", "bert", **CLASSIFIER)
+    tiny_family("reader", "bert-classifier")
     Path("more.tsv").write_text("0\tan inn on a tin\n1\tthe hen that hit\n")
     common = "--metric all-but-one --measure loss"
     option = "--select-split" if "--data" in arguments else "--select-data"
@@ -110,16 +110,16 @@ def test_all_but_one_chosen_on_one_text_reported_on_another(arguments, chosen, r
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "arguments", "task"),
+    ("family", "arguments", "task"),
     [
-        ("bert", {}, "--text text.txt", "mlm"),
-        ("bert", CLASSIFIER, "--labelled text.tsv", "classification"),
-        ("bert", CLASSIFIER, "--labelled text.tsv --metric ablation", "classification"),
-        ("llama", {}, "--text text.txt --lines --metric all-but-one", "lm"),
+        ("bert", "--text text.txt", "mlm"),
+        ("bert-classifier", "--labelled text.tsv", "classification"),
+        ("bert-classifier", "--labelled text.tsv --metric ablation", "classification"),
+        ("llama", "--text text.txt --lines --metric all-but-one", "lm"),
     ],
 )
-def test_tasks(family, changes, arguments, task):
-    tiny_family("other", family, **changes)
+def test_tasks(family, arguments, task):
+    tiny_family("other", family)
     run("other", arguments, "--json")
     assert scores()["task"] == task
     assert scores()["examples"] == 3
@@ -145,8 +145,6 @@ FILES = f"{ALONE} loss --source-file text.txt --target-file text.tsv {PAIRS}"
 
 
 @refusals(
-    ("--measure loss", "--measure goes with --metric ablation"),
-    ("--metric ablation --importance token", "--importance goes with --metric"),
     (f"--data data {PAIRS} {ALONE} accuracy", "not one of translation"),
     (f"--data data {PAIRS} --compute-dtype float16", "small gradients vanish"),
     (f"{FILES} --select-split b", "--select-split: the text has no splits"),

@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,12 +13,11 @@ from prunecli.report.history import step_text
 from prunecli.results.rewriting import Shrunk
 from prunecli.shrinking import levers
 from prunecli.shrinking import shrink as module
-from tests.commands import calls
-from tests.commands.calls import call, names, refusals, refused
+from tests.commands.calls import both, names, refusals, refused
+from tests.failing import failing_after
 from tests.families import tiny_family
 
-run = partial(call, shrink)
-QUICK = "--score-tokens 64 --trial-tokens 64 --trials 1"
+run, timed = both(shrink, "--score-tokens 64 --trial-tokens 64 --trials 1")
 
 
 def done(*given):
@@ -27,7 +25,7 @@ def done(*given):
     with pytest.MonkeyPatch.context() as patch:
         few = {"new_tokens": 2, "runs": 1}
         patch.setattr(module, "LatencyOptions", lambda **options: LatencyOptions(**options | few))
-        return calls.done(shrink, *given)
+        return timed(*given)
 
 
 def shrunk() -> Shrunk:
@@ -40,17 +38,13 @@ def model(models):
 
 
 @pytest.fixture(autouse=True)
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
-    return path
+def text():
+    Path("text.txt").write_text("the hen\nten tins on it\nthen no hen\na tin, then ten\nno tins\n" * 8)
 
 
 def test_a_model_is_shrunk_by_all_kinds(model):
-    result = calls.done(shrink, model, "--text text.txt --params 70%", QUICK)
-    assert "On text that nothing was chosen by" in result.out
-    assert "A stock model" in result.out
-    assert "--heal 10m" in result.out
+    result = timed(model, "--text text.txt --params 70%")
+    result.shows("On text that nothing was chosen by", "A stock model", "--heal 10m")
     document = shrunk()
     assert document.parameters_after <= 0.7 * document.parameters_before
     assert [one.model for one in document.stages] == ["original", "cut"]
@@ -72,25 +66,25 @@ def test_a_model_is_shrunk_by_all_kinds(model):
 def test_a_speed_that_cannot_be_measured_fails_no_other_target(model, monkeypatch):
     failing = Mock(side_effect=CheckpointError("generation_config.json: eos_token_id is 99"))
     monkeypatch.setattr(module, "bench_latency", failing)
-    given = f"{model} --text text.txt --only units {QUICK}"
-    result = calls.done(shrink, given, "--params 90%")
+    given = f"{model} --text text.txt --only units"
+    result = timed(given, "--params 90%")
     assert "The speed is not measured: generation_config.json" in result.err
     assert "Written: shrunk" in result.out
     refused(run(given, "--speed 1.1 -o faster"), "eos_token_id is 99", 1)
 
 
 def test_a_classifier_of_single_texts_is_shrunk():
-    model = tiny_family("bert", "bert", architectures=["BertForSequenceClassification"])
+    model = tiny_family("bert", "bert-classifier")
     rows = (f"{row % 2}\t{'the hen' if row % 2 else 'ten tins on it'}" for row in range(60))
     Path("labelled.tsv").write_text("\n".join(rows))
-    done(model, "--labelled labelled.tsv --params 90%", QUICK)
+    done(model, "--labelled labelled.tsv --params 90%")
 
 
 def test_channels_are_removed_if_they_are_named(model):
-    done(model, "--text text.txt --only channels,units --params 60%", QUICK)
+    done(model, "--text text.txt --only channels,units --params 60%")
     document = shrunk()
     assert {"channels": "norm-output"} in [one.metrics for one in document.tried]
-    done(model, "--text text.txt --only channels --params 70% -o narrow", QUICK)
+    done(model, "--text text.txt --only channels --params 70% -o narrow")
     opened = open_model("narrow")
     assert opened.config["hidden_size"] < open_model(model).config["hidden_size"]
     (step,) = opened.structure.history
@@ -100,25 +94,17 @@ def test_channels_are_removed_if_they_are_named(model):
 
 
 def test_an_interrupted_search_is_resumed(model, monkeypatch):
-    given = f"{model} --text text.txt --only units,layers {QUICK}"
-    apply, made = module.apply, []
-
-    def broken(*arguments, **options):
-        made.append(arguments)
-        if len(made) > 3:
-            raise KeyboardInterrupt
-        return apply(*arguments, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "apply", broken)
-    assert run(given).status != 0
-    monkeypatch.setattr(module, "apply", apply)
+    given = f"{model} --text text.txt --only units,layers"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "apply", failing_after(3, module.apply, KeyboardInterrupt()))
+        assert run(given).status != 0
     monkeypatch.setattr(levers, "measure_gradients", None)  # the scores are there
     assert "Resuming an unfinished run" in done(given).err
     assert not list(Path().glob("*unfinished*"))
 
 
 def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
-    given = f"{model} --text text.txt --params 80% --replace none {QUICK}"
+    given = f"{model} --text text.txt --params 80% --replace none"
     losses = []
     for more in ("", "--memory 8GiB"):
         done(given, more, "--force")
@@ -133,7 +119,7 @@ def test_layer_by_layer_trials_lose_what_they_lose_in_memory(model):
 
 
 def test_a_healed_model_learns_from_the_original(model):
-    result = done(model, "--text text.txt --only units --heal-steps 2", QUICK)
+    result = done(model, "--text text.txt --only units --heal-steps 2")
     assert "each update takes all of it" in result.err, "a short text does not end it after the search"
     assert result.err.count("Text: 1 file as a whole document") == 1, "a note is printed once"
     document = shrunk()
@@ -144,13 +130,13 @@ def test_a_healed_model_learns_from_the_original(model):
 
 
 def test_a_dry_run_writes_nothing(model):
-    result = done(model, "--text text.txt --only layers --dry-run --json", QUICK)
+    result = done(model, "--text text.txt --only layers --dry-run --json")
     assert result.json["shares"] == {"layers": pytest.approx(0.3333)}
     assert names(Path()) == ["text.txt"]
 
 
 def test_a_mixture_is_tried_however_short_the_time(model):
-    done(model, "--text text.txt --params 70% --minutes 0.0001", QUICK)
+    done(model, "--text text.txt --params 70% --minutes 0.0001")
     document = shrunk()
     assert "whole" in [one.stage for one in document.tried]
     # One point of each of three curves, one mixture.
@@ -159,22 +145,19 @@ def test_a_mixture_is_tried_however_short_the_time(model):
 
 def test_bytes_are_a_target(model):
     size = int(0.8 * open_model(model).total_bytes)
-    done(model, f"--text text.txt --only units --size {size}", QUICK)
+    done(model, f"--text text.txt --only units --size {size}")
     assert open_model("shrunk").total_bytes <= size
 
 
 @refusals(
-    ("--params 0.5 --size 1MiB", "--params does not go with --size"),
     ("--params 1", "must be less than 1"),
     ("--heal soon", "not a duration"),
-    ("--heal 1m --heal-steps 2", "--heal does not go with --heal-steps"),
-    ("--memory 8GiB --heal 1m", "--heal does not go with --memory"),
     ("--memory 8GiB --only channels", "With --memory, channels are not scored"),
     ("--only experts", "has no experts", 1),
     ("--only heads --params 0.01", "smallest mixture"),
 )
 def test_refusals(refusal, model):
-    refusal(run, model, "--text text.txt", QUICK)
+    refusal(run, model, "--text text.txt")
 
 
 def test_text_is_needed(model):

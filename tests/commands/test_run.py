@@ -28,14 +28,11 @@ steps:
 """
 
 
-Color = Literal["red", "dark-red"]
-
-
 class Example(Options):
     first: Path | None = argument("", "FIRST", role="input")
     files: tuple[Path, ...] = option("", (), role="input")
     number: int = option("", 1, flag="--number -n", ge=1, le=9)
-    color: Color = option("", "red")
+    color: Literal["red", "dark-red"] = option("", "red")
     memory: bool = option("", True, flag="--memory/--no-memory")
     output: Path = option("", Path("a"), flag="--output -o", role="output")
     plain_name: str = option("", "")
@@ -69,22 +66,22 @@ def test_shipped_recipes_fit_the_real_commands(path):
         Path(name).mkdir()
     for name in ("train.tsv", "dev.tsv", "train.txt", "valid.txt", "test.txt"):
         Path(name).write_text("0\ta\n")
-    assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables()).steps
+    assert resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
 
 
-def test_files_of_named_texts_are_inputs(tmp_path):
+def test_files_of_named_texts_are_inputs():
     Path("prose.txt").write_text("a\n")
     text = """\
 variables: {names: [prose, code]}
 steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"], output: o.json}}]
 """
-    path = tmp_path / "recipe.yaml"
+    path = Path("recipe.yaml")
     for name in ("collect-gates", "evaluate"):
         path.write_text(text.replace("COMMAND", name))
         with pytest.raises(UsageError, match=r"its input code\.txt does not exist"):
             resolve(path, read_recipe(path), parameters())
         Path("code.txt").write_text("a\n")
-        (step,) = resolve(path, read_recipe(path), parameters()).steps
+        (step,) = resolve(path, read_recipe(path), parameters())
         assert step.inputs == (Path("prose.txt"), Path("code.txt"))
         assert step.arguments[:4] == ("--text", "prose=prose.txt", "--text", "code=code.txt")
         Path("code.txt").unlink()
@@ -117,8 +114,7 @@ def workplace():
 
 
 def test_a_recipe_runs_its_commands_once(workplace):
-    dry = prunecli("recipe.yaml --dry-run")
-    assert "compare-0.75: would run: made/languages.json does not exist" in dry.out
+    prunecli("recipe.yaml --dry-run").shows("compare-0.75: would run: made/languages.json does not exist")
     assert not Path("made").exists()
     first = prunecli("recipe.yaml")
     assert first.status == 0, first.err
@@ -167,29 +163,27 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace, capfd):
     assert "Traceback" not in said
 
 
-def test_the_recipe_of_the_page_is_one(tmp_path):
+def test_the_recipe_of_the_page_is_one():
     page = Path(__file__).parents[2] / "docs/reference/commands/run.md"
-    path = tmp_path / "page.yaml"
+    path = Path("page.yaml")
     path.write_text(page.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    recipe = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
-    assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
+    steps = resolve(path, read_recipe(path), parameters(), {}, run.builtin_variables())
+    assert [step.command for step in steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
 
 @pytest.mark.parametrize(
     ("given", "remedy"),
     [
-        ("quikstart", "Did you mean quickstart?"),
-        ("nllb", "Did you mean nllb-for-two-languages or nllb-moe-54b?"),
+        ("quikstart", r"Did you mean quickstart\?"),
+        ("nllb", r"Did you mean nllb-for-two-languages or nllb-moe-54b\?"),
         ("nothing-like-it", "Recipes: "),
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
-    with pytest.raises(PruneError) as caught:
+    said = f"^{given}: no such file, and no recipe of this name\n{remedy}.*$"
+    with pytest.raises(PruneError, match=said) as caught:
         find_recipe(given)
     assert caught.value.exit_status == 1
-    message, said = str(caught.value).splitlines()
-    assert message == f"{given}: no such file, and no recipe of this name"
-    assert said.startswith(remedy)
 
 
 def test_what_lies_beside_outputs_is_no_model_of_the_hub():
@@ -208,12 +202,12 @@ def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
     words = []
     monkeypatch.setattr(subprocess, "Popen", lambda given, env: words.append(given))
     monkeypatch.setattr(run, "wait", lambda child: 0)
-    step = Step("a", "evaluate", ("--beam", "4"), accepts=frozenset({"force", "quiet"}))
+    step = Step("a", "evaluate", ("--beam", "4"))
     with console.speaking_of(Options, quiet=True):
         run._execute(step, True)
-        run._execute(Step("b", "inspect", ()), True)
+        run._execute(Step("b", "explain", ()), True)
     assert words[0][1:] == ["-m", "prunecli", "evaluate", "--force", "--quiet", "--beam", "4"]
-    assert words[1][1:] == ["-m", "prunecli", "inspect"]
+    assert words[1][1:] == ["-m", "prunecli", "explain"]
 
 
 CHILD = """
@@ -234,11 +228,11 @@ wait(subprocess.Popen([sys.executable, "child.py"]))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_an_interrupt_lets_the_step_clean_up(tmp_path):
+def test_an_interrupt_lets_the_step_clean_up():
     Path("child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     nothing = dict.fromkeys(("stdin", "stderr"), subprocess.DEVNULL)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=environment, **nothing)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=environment, **nothing)
     try:
         deadline = time.monotonic() + 120
         while not Path("started").exists() and time.monotonic() < deadline:

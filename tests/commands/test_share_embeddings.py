@@ -33,17 +33,18 @@ def _text():
 
 def test_the_demo_model_without_any_option():
     result = done("--epochs 0")
-    assert "No checkpoint given: using the bundled demo model." in result.err
-    assert "Factorising both sides (default); input and output share a table." in result.err
-    assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
-    assert "Every token counts alike" in result.err
+    result.says(
+        "No checkpoint given: using the bundled demo model.",
+        "Factorising both sides (default); input and output share a table.",
+        "Not given, so: --map-dim 8, --expand-dim 128.",
+        "Every token counts alike",
+    )
     assert "Written: factorised-embeddings (opens only where prunecli is installed: " in result.out
     assert np.isfinite(logits("factorised-embeddings").numpy()).all()
 
 
 def test_shared_blocks_and_no_reduction(model):
-    result = done(model, FREE, "--shared-blocks --no-reduction --json --quiet")
-    found = result.json
+    found = done(model, FREE, "--shared-blocks --no-reduction --json --quiet").json
     rows, width = weights(model)["transformer.wte.weight"].shape
     unit = found["embedding"]["input"]
     assert (unit["expand_dim"], unit["shared_blocks"], unit["reduction"]) == (width, True, False)
@@ -51,8 +52,7 @@ def test_shared_blocks_and_no_reduction(model):
     after = rows * 4 + (2 * inner // 2 + inner) + ((4 + inner) * width + width) + 4 * width
     assert found["embedding_parameters_after"] == after
     assert "one block a layer, no reduction" in call(inspect, "factorised-embeddings").out
-    other = run(model, SMALL, "--no-reduction --force")
-    refused(other, f"Give --expand-dim {width}, or leave it out")
+    refused(run(model, SMALL, "--no-reduction --force"), f"Give --expand-dim {width}, or leave it out")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,7 @@ def test_draws_correlations(model, options):
 
 
 def test_a_mixture_of_experts():
-    source = tiny_nllb_moe("moe", shards=2, dtype="F16")
-    done(source, "--map-dim 4 --epochs 1 -o unit")
+    done(tiny_nllb_moe("moe", shards=2, dtype="F16"), "--map-dim 4 --epochs 1 -o unit")
     held = weights("unit")
     assert {held[name].dtype for name in held if name.startswith("model.shared.")} == {np.dtype(np.float16)}
 

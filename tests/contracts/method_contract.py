@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from prunecli.errors import PruneError
+from prunecli.methods.embeddings.options import EmbeddingOptions
+from prunecli.methods.embeddings.plan import fit_embeddings, plan_embeddings, rewrite_embeddings
 from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
 from prunecli.methods.plans import plan_heads, plan_layers, plan_widths
@@ -41,6 +43,10 @@ COMMANDS: Mapping[type, tuple[Callable[..., Any], Callable[..., Rewrite]]] = {
     LayerOptions: (plan_layers, cut),
     FfnOptions: (plan_ffn, rewrite_shared),
     AttentionOptions: (plan_attention, rewrite_shared),
+    EmbeddingOptions: (
+        plan_embeddings,
+        lambda source, plan: rewrite_embeddings(source, plan, fit_embeddings(source, plan)),
+    ),
     Selection: (lambda _, chosen: chosen, cut),
 }
 """Kind of options -> what chooses by them, and what makes a rewrite of the choice."""
@@ -88,20 +94,6 @@ class Method:
         """Logits of the masked original: `logits_of` it, where the vocabulary is the same."""
         self.mask(model, rewrite)
         return logits_of(model)
-
-    def pass_by(self, model: Any, outputs: Iterable[str], norms: Iterable[str] = ()) -> None:
-        """Until the test ends, h + F(LN(h)) and LN(h + F(h)) become h.
-
-        Args:
-            outputs: the last linear layers of F.
-            norms: those behind the addition.
-        """
-        for name in outputs:
-            layer = model.get_submodule(name)
-            self.hooks.enter_context(layer.register_forward_hook(lambda *given: torch.zeros_like(given[-1])))
-        for name in norms:
-            norm = model.get_submodule(name)
-            self.hooks.enter_context(norm.register_forward_hook(lambda _norm, inputs, _result: inputs[0]))
 
     def original(self, source: Path) -> Any:
         """The model to compare with, in float32; where the method casts, of the rounded parameters."""
@@ -239,8 +231,8 @@ def made_of(source: Checkpoint, decide: Decide) -> Rewrite:
     return rewrite(source, plan(source, decide))
 
 
-def written(source: Path | str, decide: Decide, output: Path | str, **options: Any) -> Path:
-    opened = open_model(source)
+def written(source: Checkpoint | Path | str, decide: Decide, output: Path | str, **options: Any) -> Path:
+    opened = source if isinstance(source, Checkpoint) else open_model(source)
     apply(opened, made_of(opened, decide), output, **options)
     return Path(output)
 

@@ -25,6 +25,7 @@ from tests.families.records import BRANCHES, CASES
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import load
 from tests.reference import attention as reference
+from tests.reference.masks import passed_by
 from tests.selections import kept_heads
 
 
@@ -75,14 +76,14 @@ class AttentionSharing(Method):
         else:
             groups = [(members, self.names[0]) for members in windows(model, stacks[0])]
         for members, attention in groups:
-            for name, value in reference.shared(held, members, attention, "mean").items():
+            for name, value in reference.shared(held, members, attention).items():
                 model.get_parameter(name).data.copy_(torch.tensor(value))
 
     def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
-        case = CASES[self.case]
+        case, outputs = CASES[self.case], [f"{layer}.{attention.output}" for layer in layers]
         post_norm = case.ffns.post_norm or not case.config.get("do_layer_norm_before", True)
-        norms = [f"{layer}.{norm}" for layer in layers for norm in attention.norms] if post_norm else ()
-        self.pass_by(model, [f"{layer}.{attention.output}" for layer in layers], norms)
+        norms = [f"{layer}.{norm}" for layer in layers for norm in attention.norms if post_norm]
+        self.hooks.enter_context(passed_by(model, norms, outputs))
 
 
 class TestEveryFamily(AttentionSharing, MethodContract):
@@ -165,6 +166,6 @@ class TestComposition(AttentionSharing, InSteps):
         attentions = [layer for layer in open_model(short).layout.attentions if layer.kind == side]
         assert [layer.is_shared for layer in attentions] == [False, True]
         held = weights(source)
-        held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
+        held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0])
         copies = written(write_copy(source, "copies", held), shorter, "short-copies")
         assert_near(logits(short), logits(copies))

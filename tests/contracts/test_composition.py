@@ -1,20 +1,21 @@
 """Reductions one after another, in several orders."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from prunecli.methods.embeddings.options import EmbeddingOptions
 from prunecli.methods.options import ExpertOptions, HeadOptions, LayerOptions, NarrowOptions
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
-from tests.commands.vocabulary import trimmed
-from tests.contracts.method_contract import logits_of, written
-from tests.factorised import cached, factorised
+from tests.contracts.method_contract import Decide, logits_of, written
+from tests.contracts.test_vocabulary_method import to_lines
+from tests.factorised import options as embedding_options
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny
 from tests.opening import headed_class, load
@@ -68,25 +69,19 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
     return runs.written(source, made, output)
 
 
-def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
-    """Step -> what makes a checkpoint of another; each a fixed choice."""
+def steps(case: str) -> dict[str, Decide]:
+    """Step -> a fixed choice."""
     side = side_of(case)
-    chosen = {
+    return {
         "experts": EXPERTS,
         "heads": HEADS,
         "ffns": FfnOptions(**{side: "share"}, dense_only=True),
         "widths": NarrowOptions(ratio=0.3, metric="norms", dense_only=True),
         "layers": LayerOptions(remove=f"{side}:1"),
         "attention": AttentionOptions(**{side: "share"}),
-    }
-    return {
-        **{
-            step: lambda source, output, own=own: written(source, own, output) for step, own in chosen.items()
-        },
-        "embeddings": factorised,
-        "cache": cached,
-        "vocabulary": lambda source, output: trimmed(source, output, LINES),
-        "finetune": lambda source, output: finetuned(case, source, output),
+        "embeddings": embedding_options(),
+        "cache": EmbeddingOptions(cache=True),
+        "vocabulary": partial(to_lines, lines=LINES),
     }
 
 
@@ -115,22 +110,22 @@ def composed(case: str, order: tuple[str, ...], folder: str) -> Path:
     path, known = tiny(f"{folder}/source", case), steps(case)
     wanted = order if case == "nllb-moe" else tuple(step for step in order if step != "experts")
     for number, step in enumerate(wanted):
-        path = known[step](path, Path(f"{folder}/{number}-{step}"))
+        output = Path(f"{folder}/{number}-{step}")
+        path = finetuned(case, path, output) if step == "finetune" else written(path, known[step], output)
     check(path, wanted)
     return path
 
 
 def again(case: str, path: Path) -> Path:
     chain = [
-        lambda at, to: factorised(at, to, side="input", map_dim=2),
-        lambda at, to: written(at, HEADS, to),
-        lambda at, to: written(at, FfnOptions(**{side_of(case): "drop"}, dense_only=True), to),
-        lambda at, to: trimmed(at, to, LINES[:1]),
+        embedding_options(side="input", map_dim=2),
+        HEADS,
+        FfnOptions(**{side_of(case): "drop"}, dense_only=True),
+        partial(to_lines, lines=LINES[:1]),
+        *([EXPERTS] if case == "nllb-moe" else []),
     ]
-    if case == "nllb-moe":
-        chain.append(lambda at, to: written(at, EXPERTS, to))
     for number, step in enumerate(chain):
-        path = step(path, Path(f"again-{number}"))
+        path = written(path, step, f"again-{number}")
     return path
 
 

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.finetune import finetune
@@ -25,9 +24,9 @@ from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.gates import read_outputs, write_outputs
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refused
-from tests.contracts.test_mixtures import logits, masked_logits
-from tests.families.tiny import auto_class
-from tests.opening import load, opened_by
+from tests.contracts.method_contract import assert_near
+from tests.contracts.test_mixtures import assert_opens_with_its_code, logits, masked_logits, stock_class
+from tests.opening import load
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.stock_mixtures import save_mixture
 from tests.tiny import config_of, write_json
@@ -65,7 +64,7 @@ def measured(model_type: str) -> Path:
 
 def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> list[tuple[Tensor, Tensor]]:
     """Sums by mixture: outputs `[experts, width]` and tokens `[experts]`, each line alone."""
-    model = auto_class(model_type).from_pretrained(source).eval()
+    model = stock_class(model_type).from_pretrained(source).eval()
     model.set_experts_implementation("eager")
     tokenizer, modules = load_tokenizer(source), expert_modules(model)
     found = []
@@ -124,20 +123,17 @@ def test_the_full_model_with_means(model_type):
     assert step["arguments"] == {"constant_experts": True, "for": ["prose", "code"]}
     assert [Path(one["file"]).name for one in step["statistics"]] == ["ids.json", "gates.json"]
 
-    full = auto_class(model_type).from_pretrained(source).eval()
+    full = stock_class(model_type).from_pretrained(source).eval()
     means = {}
     for number, (layer, name) in enumerate(zip(layers, expert_modules(full), strict=True)):
         total, tokens = (sum(own[number][part] for own in by_hand) for part in (0, 1))
         gone = [expert for expert in range(8) if expert not in kept[layer.name]]
         means[name] = {e: (total[e] / tokens[e].clamp(min=1)).float() for e in gone}
-    expected = masked_logits(full, model_type, with_constants(full, means))
+    expected = masked_logits(full, with_constants(full, means))
     pruned = load("out")
-    assert isinstance(pruned, auto_class(model_type))
-    torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
-    same = opened_by(AutoModelForCausalLM, "out", trust_remote_code=True)
-    assert torch.equal(logits(same, model_type), logits(pruned, model_type))
-    with pytest.raises(Exception, match="constants stand for experts"):
-        auto_class(model_type).from_pretrained("out")
+    assert isinstance(pruned, stock_class(model_type))
+    assert_near(logits(pruned), expected)
+    assert_opens_with_its_code("out", pruned, "constants stand for experts")
 
 
 def test_as_vllm_reads_it():

@@ -24,7 +24,7 @@ from tests.families.records import CASES
 from tests.gates import random_gates
 from tests.reference import ranking
 from tests.scores import scores_by_hand, scores_of_all
-from tests.stock_mixtures import tiny_mixture
+from tests.stock_mixtures import save_mixture
 from tests.structures import kept_ids
 from tests.tiny import write_json
 
@@ -88,19 +88,12 @@ CHOICES = {
 }
 
 
-def source_of(case: str, directory: Path) -> Path:
-    """A checkpoint of a family that is declared, or whose experts alone are."""
-    if case in CASES:
-        return tiny_family(directory, case)
-    tiny_mixture(case).save_pretrained(directory)
-    return directory
-
-
 @pytest.fixture(scope="module", params=CHOICES)
 def result(request, shared_path):
     case, part, decide = CHOICES[request.param]
     folder = shared_path / request.param
-    source = open_model(source_of(case, folder / "source"))
+    make = tiny_family if case in CASES else save_mixture
+    source = open_model(make(folder / "source", case))
     rewrite = made_of(source, decide)
     apply(source, rewrite, folder / "out")
     return part, folder / "out", rewrite

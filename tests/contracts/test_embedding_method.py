@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.embeddings.options import EmbeddingOptions
@@ -18,8 +17,17 @@ from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection
-from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
-from tests.factorised import CASES, cached, decided, factorised, has_stock_cache, replaced
+from tests.contracts.method_contract import (
+    Method,
+    MethodContract,
+    WrittenFiles,
+    logits,
+    logits_of,
+    made_of,
+    stock_model,
+    written,
+)
+from tests.factorised import CASES, cached, factorised, has_stock_cache, options, replaced
 from tests.families import tiny_family
 from tests.families.records import own_branches
 from tests.ffn_layouts import weights, write_copy
@@ -32,30 +40,9 @@ COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "deco
 
 TABLES = ("nllb-moe", "t5", "bert", "gpt2", "llama")
 """Cases whose tables of tokens are tied, stored or followed by a bias in different ways."""
-once_a_layout = pytest.mark.parametrize("case", TABLES)
-both_sides_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"),
-    [
-        *((case, "both") for case in TABLES),
-        *((case, side) for case in ("bart", "llama") for side in ("input", "output")),
-    ],
-)
-"""And one alone where the output is tied, and where it is not."""
-
-a_unit_of_every_layout = pytest.mark.parametrize(
-    ("case", "side"), [*((case, "both") for case in TABLES), *((case, "input") for case in ("bart", "llama"))]
-)
-"""Those of them whose input has a unit."""
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return str(request.param)
-
-
-@pytest.fixture
-def family(case):
-    return CASES[case]
+WITH_UNIT = [*((case, "both") for case in TABLES), ("bart", "input"), ("llama", "input")]
+"""Cases and sides of which the input's has a unit; alone where the output is tied, and where it is not."""
+SIDES_OF = [*WITH_UNIT, ("bart", "output"), ("llama", "output")]
 
 
 @pytest.fixture
@@ -79,18 +66,14 @@ class Factorising(Method):
     """Both sides; the tensors of the two come to lie beside each other."""
 
     keeps_order = False
+    reduce = options(side="both")
+    impossible = options(map_dim=10_000)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
         """The tables as they are, factorised or not."""
         tables = source.layout.require_tables()
         plan = EmbeddingPlan(tables, tables.change, EmbeddingOptions())
         return rewrite_embeddings(source, plan, Factors())
-
-    def reduce(self, source: Checkpoint) -> Rewrite:
-        return decided(source, side="both")
-
-    def impossible(self, source: Checkpoint) -> Rewrite:
-        return decided(source, map_dim=10_000)
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         apply(open_model(self.path), rewrite, self.folder)
@@ -105,17 +88,17 @@ class TestFiles(Factorising, WrittenFiles):
     pass
 
 
-@once_a_layout
+@pytest.mark.parametrize("case", TABLES)
 @pytest.mark.parametrize("side", ["input", "output"])
-def test_computes_with_the_rows_that_it_stands_for(case, family, source, made, side):
+def test_computes_with_the_rows_that_it_stands_for(case, source, made, side):
     out = made(case, side=side)
     assert not torch.allclose(logits(out), logits(source), atol=1e-3)
     torch.testing.assert_close(
-        logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
+        logits(out), logits_of(replaced(load(source), CASES[case], out)), rtol=1e-4, atol=1e-5
     )
 
 
-@both_sides_of_every_layout
+@pytest.mark.parametrize(("case", "side"), SIDES_OF)
 def test_saves_what_it_was_made_of(case, made, side):
     out = made(case, side=side)
     model = load(out)
@@ -142,15 +125,15 @@ def test_saves_what_it_was_made_of(case, made, side):
     ],
     ids=str,
 )
-def test_variants_compute_with_the_rows_that_they_stand_for(family, source, options):
+def test_variants_compute_with_the_rows_that_they_stand_for(case, source, options):
     """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
     out = factorised(source, "out", side="both", **options)
-    expected = logits_of(replaced(load(source), family, out))
+    expected = logits_of(replaced(load(source), CASES[case], out))
     torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
     open_model(out).check()
 
 
-@a_unit_of_every_layout
+@pytest.mark.parametrize(("case", "side"), WITH_UNIT)
 def test_caching_changes_no_logits(case, made, source, side):
     out = made(case, side=side)
     later = cached(out, "later")
@@ -162,17 +145,16 @@ def test_caching_changes_no_logits(case, made, source, side):
         np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
 
 
-@once_a_layout
-def test_caching_the_input_alone_gives_a_stock_model(family, source):
+@pytest.mark.parametrize("case", TABLES)
+def test_caching_the_input_alone_gives_a_stock_model(case, source):
     out = factorised(source, "out", side="input", cache=True)
     found = config_of(out)
     assert found["prunecli"]["embedding"]["input"]["cached"]
-    if not has_stock_cache(family):  # its config cannot say that the output has a table of its own
+    if not has_stock_cache(CASES[case]):  # its config cannot say that the output has a table of its own
         assert shim_classes(found)
         return
     assert found["model_type"] == config_of(source)["model_type"]
-    stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
-    torch.testing.assert_close(logits_of(stock), logits(out))
+    torch.testing.assert_close(logits_of(stock_model(out, source)), logits(out))
 
 
 def test_a_row_of_zeros_stays_one():
@@ -187,7 +169,7 @@ def test_a_row_of_zeros_stays_one():
     assert not weights(cached(out, "cached"))["model.shared.weight"][1].any()
 
 
-@both_sides_of_every_layout
+@pytest.mark.parametrize(("case", "side"), SIDES_OF)
 def test_tokens_are_cut_from_the_map_table(case, made, side):
     kept = [*range(5), *range(8, 40)]
     fewer = Selection({"tokens": kept}, files={"tokenizer.json": None})
@@ -197,10 +179,9 @@ def test_tokens_are_cut_from_the_map_table(case, made, side):
     ids = torch.tensor([[0, 5, 6, 20, 2]])
     old = torch.tensor(kept)[ids]
     targets = {"decoder_input_ids": old} if whole.config.is_encoder_decoder else {}
-    with torch.no_grad():
-        expected = whole(input_ids=old, **targets).logits[..., kept]
-        targets = dict.fromkeys(targets, ids)
-        torch.testing.assert_close(part(input_ids=ids, **targets).logits, expected)
+    expected = logits_of(whole, {"input_ids": old, **targets})[..., kept]
+    found = logits_of(part, {"input_ids": ids, **dict.fromkeys(targets, ids)})
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +218,7 @@ SIDES = ("input", "output", "both")
 def test_a_factorised_table(side):
     out = factorised(tiny_family("source", "nllb-moe"), "out", side=side)
     with pytest.raises(UsageError, match="is factorised already"):
-        decided(open_model(out), side=side, expand_dim=None, depth=None, max_groups=None)
+        made_of(open_model(out), options(side=side))
 
 
 @pytest.mark.parametrize("side", ["output", "both"])
@@ -248,7 +229,7 @@ def test_a_factorised_table(side):
 def test_a_side_that_the_class_lacks(model_type, name, side):
     source = tiny_family("source", model_type, architectures=[name])
     with pytest.raises(UsageError, match=f"{name} has no output layer"):
-        decided(open_model(source), side=side)
+        made_of(open_model(source), options(side=side))
     out = factorised(source, "out")  # the default is the input's side then
     assert set(config_of(out)["prunecli"]["embedding"]) == {"input"}
     torch.testing.assert_close(logits(cached(out, "cached")), logits(out), rtol=1e-4, atol=1e-5)
@@ -256,7 +237,7 @@ def test_a_side_that_the_class_lacks(model_type, name, side):
 
 def test_the_output_layer_has_no_rows_to_cache(models):
     with pytest.raises(UsageError, match="`cache` does not go with `side=output`"):
-        decided(open_model(models["bart"]), side="output", cache=True)
+        made_of(open_model(models["bart"]), options(side="output", cache=True))
 
 
 def test_a_value_that_is_not_finite():

@@ -18,13 +18,17 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.selection.cut import Selection, cut
 from tests.commands.calls import done
-from tests.families.tiny import auto_class
+from tests.contracts.test_mixtures import stock_class
 from tests.opening import load
 from tests.reference.expert_units import squared_activations
 from tests.stock_mixtures import save_mixture
 from tests.tiny import config_of
 
-SHARED = {"deepseek_v3": {"n_shared_experts": 2}, "qwen2_moe": {"shared_expert_intermediate_size": 40}}
+CONFIGS = {
+    "deepseek_v3": {"n_shared_experts": 2},
+    "gpt_oss": {"intermediate_size": 32},  # the reference takes no more hidden units than channels
+    "qwen2_moe": {"shared_expert_intermediate_size": 40},
+}
 
 
 def expert_axes(checkpoint: Checkpoint) -> list[Axis]:
@@ -45,7 +49,7 @@ def test_norms_are_those_of_each_expert():
     checkpoint = open_model(source)
     plan = plan_widths(checkpoint, NarrowOptions(metric="norms", experts=True, width=8))
     axes = expert_axes(checkpoint)
-    state = auto_class("qwen3_moe").from_pretrained(source).state_dict()
+    state = stock_class("qwen3_moe").from_pretrained(source).state_dict()
     for axis in axes:
         block, _, expert = axis.module.rpartition(".")
         gate, up = state[f"{block}.gate_up_proj"][int(expert)].double().chunk(2)
@@ -54,10 +58,10 @@ def test_norms_are_those_of_each_expert():
         assert set(plan.kept[axis.name]) == set(norms.topk(8).indices.tolist())
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize("model_type", CONFIGS)
 def test_activations_are_weighted_by_the_router(model_type):
     """The mean of (g a)^2 over the tokens of each expert, padding left out."""
-    source = save_mixture("source", model_type, **SHARED.get(model_type, {}))
+    source = save_mixture("source", model_type, **CONFIGS[model_type])
     ids = torch.tensor([[5, 9, 12, 6, 8, 11], [7, 13, 4, 0, 0, 0]])
     mask = torch.tensor([[1] * 6, [1] * 3 + [0] * 3])
     model = load(source)
@@ -70,7 +74,7 @@ def test_activations_are_weighted_by_the_router(model_type):
 
 
 def test_shared_experts_side_by_side_have_each_unit_once():
-    source = save_mixture("source", "deepseek_v3", **SHARED["deepseek_v3"])
+    source = save_mixture("source", "deepseek_v3", **CONFIGS["deepseek_v3"])
     model, ids, seen = load(source), torch.tensor([[5, 9, 12]]), {}
     checkpoint = open_model(source)
     for axis in expert_axes(checkpoint):

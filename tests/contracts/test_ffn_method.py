@@ -1,4 +1,5 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.selection.cut import Selection, cut
+from prunecli.tensors import stream
 from tests.contracts.method_contract import (
     CachedGeneration,
     InSteps,
@@ -20,15 +22,18 @@ from tests.contracts.method_contract import (
     MethodContract,
     WrittenFiles,
     assert_near,
+    batch_for,
     logits,
     logits_of,
     made_of,
     written,
 )
+from tests.families.family import FfnLayout
 from tests.families.records import CASES, own_branches, own_layouts
 from tests.ffn_layouts import LAYOUTS, ffns_of, tiny, weights
 from tests.opening import load
 from tests.reference import ffn as reference
+from tests.reference.masks import passed_by
 from tests.tiny import config_of
 
 
@@ -46,13 +51,8 @@ class Sharing:
 
 
 def narrowed_to(width: int) -> Callable[[list[reference.Ffn]], reference.Ffn]:
-    """All side by side, of which the first units stay."""
-
-    def merged(ffns: list[reference.Ffn]) -> reference.Ffn:
-        scaled = reference.scaled(reference.concat(ffns), 1 / len(ffns))
-        return reference.narrowed(scaled, width)
-
-    return merged
+    """All side by side, of which those units stay that matter most."""
+    return lambda ffns: reference.narrowed(reference.scaled(reference.concat(ffns), 1 / len(ffns)), width)
 
 
 def of_two_stacks(width: int) -> Sharing:
@@ -64,7 +64,10 @@ def of_two_stacks(width: int) -> Sharing:
 
 SHARING = {
     "nllb-moe": of_two_stacks(40),  # its dense FFNs; the experts stay
-    "marian": Sharing(FfnOptions(preset="SharedEncSharedDec", init="mean"), reference.mean),
+    "marian": Sharing(
+        FfnOptions(preset="SharedEncSharedDec", init="mean", keep_units="norms", width=40),
+        lambda ffns: reference.narrowed(reference.mean(ffns), 40),
+    ),
     "bart": Sharing(FfnOptions(preset="SharedEncDec", init="concat", scale=1.0), reference.concat),
     "bert": Sharing(
         FfnOptions(preset="SharedEnc", init="concat", keep_units="norms", width=70), narrowed_to(70)
@@ -102,7 +105,7 @@ class FfnSharing(Method):
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
         layout, ffns = LAYOUTS[self.case], ffns_of(weights(self.path), self.case)
         structure = rewrite.structure
-        groups = {name: {name} for name in structure.widths}
+        gone, groups = sorted(structure.removed), {name: {name} for name in structure.widths}
         for name, owner in structure.shared.items():
             groups.setdefault(owner, {owner}).add(name)
         for members in groups.values():
@@ -110,12 +113,7 @@ class FfnSharing(Method):
             merged = sharing_of(self.case).merged([ffns[name] for name in own])
             for name in own:
                 put(model, name, reference.write(merged, layout.tensors))
-        self.drop(model, sorted(structure.removed))
-
-    def drop(self, model: Any, names: list[str]) -> None:
-        layout = LAYOUTS[self.case]
-        norms = [layout.names[name] for name in names] if layout.post_norm else ()
-        self.pass_by(model, [f"{name}.{layout.output}" for name in names], norms)
+        self.hooks.enter_context(without_ffn(model, layout, gone))
 
 
 def put(model: Any, name: str, made: dict[str, np.ndarray]) -> None:
@@ -128,13 +126,18 @@ def put(model: Any, name: str, made: dict[str, np.ndarray]) -> None:
             module.nf = module.weight.shape[1]
 
 
-def inputs_of(model: Any) -> dict[str, Any]:
-    tokens = torch.randint(4, model.config.vocab_size, (3, 9), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
+def without_ffn(model: Any, layout: FfnLayout, names: Sequence[str]) -> AbstractContextManager[None]:
+    """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
+    norms = [layout.names[name] for name in names if layout.post_norm]
+    return passed_by(model, norms, [f"{name}.{layout.output}" for name in names])
 
 
 class TestEveryFamily(FfnSharing, MethodContract):
     cases = own_branches(LAYOUTS)
+
+    @pytest.fixture(autouse=True)
+    def _in_small_blocks(self, monkeypatch):
+        monkeypatch.setattr(stream, "BLOCK_ELEMENTS", 100)
 
 
 def of_task(*tasks: str) -> list[str]:
@@ -173,8 +176,8 @@ class TestOneStack(FfnSharing):
     def test_dropping_all(self, source):
         out = written(source, FfnOptions(preset="No"), "out")
         original = self.original(source)
-        self.drop(original, [*LAYOUTS[self.case].names])
-        assert_near(logits(out), logits_of(original))
+        with without_ffn(original, LAYOUTS[self.case], [*LAYOUTS[self.case].names]):
+            assert_near(logits(out), logits_of(original))
 
 
 class TestFiles(FfnSharing, WrittenFiles):
@@ -190,8 +193,11 @@ class TestEveryLayout(FfnSharing):
         out = written(source, options, "out")
         assert_near(logits(out), logits_of(self.original(source)))
         name = next(iter(LAYOUTS[self.case].names))
+        made = ffns_of(weights(out), self.case)[name]
+        assert made.inputs[:, 130:].std() == pytest.approx(0.02, rel=0.2)
+        assert not made.biases[:, 130:].any()
         model = load(out)
-        model(**inputs_of(model)).logits.square().sum().backward()
+        model(**batch_for(model.config)).logits.square().sum().backward()
         gradient = model.get_submodule(f"{name}.{LAYOUTS[self.case].output}").weight.grad
         axis = LAYOUTS[self.case].tensors[f"{LAYOUTS[self.case].output}.weight"]
         new = gradient.movedim(axis, 0)[130:]

@@ -1,7 +1,6 @@
 """Removing layers keeps the contract of methods, and gives stock models."""
 
 import re
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from prunecli.methods.options import ExpertOptions
 from prunecli.methods.plans import HeadOptions, LayerOptions, plan_heads
 from prunecli.methods.sharing.options import FfnOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.model.rewrite import Rewrite
-from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateSums
 from prunecli.results.matching import match_gates, match_scores
 from tests.contracts.method_contract import (
@@ -36,6 +35,7 @@ from tests.families import tiny_family
 from tests.families.records import BRANCHES, CASES
 from tests.gates import gate_statistics
 from tests.opening import load
+from tests.reference.masks import passed_by
 from tests.scores import scores_by_hand
 
 CHANGES = {
@@ -59,21 +59,6 @@ def stacks_of(case: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-@contextmanager
-def without(model: Any, names: list[str]) -> Any:
-    """These layers give the states that they are given; T5's first still makes the position bias for all."""
-
-    def hook(_: Any, arguments: Any, options: Any, output: Any) -> Any:
-        given = arguments[0] if arguments else options["hidden_states"]
-        return (given, *output[1:]) if isinstance(output, tuple) else given
-
-    with ExitStack() as hooks:
-        for name in names:
-            module = model.get_submodule(name)
-            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-        yield
-
-
 class LayerPruning(Method):
     """The first layer of each stack goes, which no regular pattern would remove."""
 
@@ -89,7 +74,7 @@ class LayerPruning(Method):
         return made_of(source, LayerOptions(remove=layers, dtype=self.cast))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        self.hooks.enter_context(without(model, [f"{stack}.0" for stack in self.stacks]))
+        self.hooks.enter_context(passed_by(model, [f"{stack}.0" for stack in self.stacks]))
 
 
 class TestEveryFamily(LayerPruning, MethodContract):
@@ -148,9 +133,9 @@ def test_a_layer_that_knows_its_number_keeps_it():
     opened = open_model(source)
     with pytest.raises(UnsupportedModelError, match="depends on its number"):
         made_of(opened, LayerOptions(remove="0"))
-    apply(opened, made_of(opened, LayerOptions(count=1, metric="last")), "out")
+    written(opened, LayerOptions(count=1, metric="last"), "out")
     model = load(source)
-    with without(model, ["transformer.h.2"]):
+    with passed_by(model, ["transformer.h.2"]):
         assert_near(logits("out"), logits_of(model))
 
 
@@ -170,7 +155,8 @@ def test_scores_of_the_original_follow_their_layers():
     twice = written(once, LayerOptions(remove="0"), "twice")
     opened = open_model(twice)
     assert plan_heads(opened, options).kept == {f"{names[0]}.heads": (2, 3)}
-    assert match_scores(scores, opened).values[f"{names[0]}.heads"] == [21, 22, 23, 24]
+    found = match_scores(scores, opened, axes_of(opened, "head"))
+    assert found.values[f"{names[0]}.heads"] == [21, 22, 23, 24]
 
 
 def test_gates_of_the_original_follow_their_layers():
@@ -180,9 +166,7 @@ def test_gates_of_the_original_follow_their_layers():
     names = tuple(layer.name for layer in opened.mixtures)
     rows = np.arange(4.0)[:, None] * np.ones((1, 8))
     sums = GateSums(tokens=np.arange(4), **dict.fromkeys(SUMS[1:], rows))
-    gates = gate_statistics(
-        opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
-    )
+    gates = gate_statistics(names, {"eng_Latn-fra_Latn": sums}, opened.fingerprint)
     out = written(source, LayerOptions(remove="encoder:1"), "out")
     opened = open_model(out)
     found = match_gates(gates, opened)

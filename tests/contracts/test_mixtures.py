@@ -17,30 +17,29 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
 from tests.commands.calls import done
-from tests.contracts.method_contract import written
-from tests.families import tiny
+from tests.contracts.method_contract import assert_near, written
+from tests.families import cutting, tiny
 from tests.families.cutting import experts_apart, some_experts, without_experts
-from tests.families.tiny import auto_class
-from tests.opening import load, opened_by
+from tests.opening import load
 from tests.quantising import quantise
 from tests.selections import kept_experts
 from tests.stock_mixtures import save_mixture, tiny_mixture
 from tests.tiny import change_config, config_of, json_of
 
 
-def logits(model: Any, model_type: str) -> Tensor:
-    torch.manual_seed(3)
-    ids = torch.randint(3, 64, (2, 9))
-    extra = {"decoder_input_ids": ids.flip(1)} if model_type == "switch_transformers" else {}
-    with torch.no_grad():
-        return model(input_ids=ids, **extra).logits
+def stock_class(model_type: str) -> Any:
+    return tiny.auto_class(model_type)
 
 
-def masked_logits(model: Any, model_type: str, mask: AbstractContextManager[Any]) -> Tensor:
+def logits(model: Any) -> Tensor:
+    return cutting.logits(model, tiny.inputs(model))
+
+
+def masked_logits(model: Any, mask: AbstractContextManager[Any]) -> Tensor:
     """Logits of the model within `mask`, which are others than those before."""
-    before = logits(model, model_type)
+    before = logits(model)
     with mask:
-        masked = logits(model, model_type)
+        masked = logits(model)
     assert not torch.equal(masked, before)
     return masked
 
@@ -84,6 +83,17 @@ def test_as_many_experts_stay_as_the_attention_beside_them_has_heads():
     assert apply(checkpoint, cut(checkpoint, kept_experts(kept))).stock_support.is_stock
 
 
+def assert_opens_with_its_code(path: str, pruned: Any, reason: str) -> None:
+    """Transformers runs the code of the result; without, the stock class says the reason."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path, trust_remote_code=True, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values())
+    assert torch.equal(logits(model), logits(pruned))
+    with pytest.raises(Exception, match=reason):
+        type(pruned).from_pretrained(path)
+
+
 UNEVEN = {
     "qwen3_moe": ((0, 3, 4, 5, 7), (1, 2, 6)),
     "mixtral": (tuple(range(8)), (7, 2), (0, 1, 2, 3, 4, 6)),
@@ -101,26 +111,19 @@ def uneven(checkpoint: Checkpoint, model_type: str) -> dict[str, tuple[int, ...]
 
 @pytest.mark.parametrize("model_type", ["mixtral", "deepseek_v3", "gpt_oss", "nemotron_h"])
 def test_layers_with_numbers_of_their_own(model_type):
-    source, output, again = (
-        save_mixture("source", model_type),
-        "pruned",
-        "again",
-    )
+    source, output, again = save_mixture("source", model_type), "pruned", "again"
     checkpoint = open_model(source)
     kept = uneven(checkpoint, model_type)
     applied = apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-    full = auto_class(model_type).from_pretrained(source).eval()
-    expected = masked_logits(full, model_type, without_experts(full, checkpoint, kept))
+    full = stock_class(model_type).from_pretrained(source).eval()
+    expected = masked_logits(full, without_experts(full, checkpoint, kept))
     assert "experts differ between layers" in applied.stock_support.line
     pruned = load(output)
-    assert isinstance(pruned, auto_class(model_type))
-    torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
+    assert isinstance(pruned, stock_class(model_type))
+    assert_near(logits(pruned), expected)
     pruned.save_pretrained(again)
     for path in (output, again):
-        model = opened_by(AutoModelForCausalLM, path, trust_remote_code=True)
-        assert torch.equal(logits(model, model_type), logits(pruned, model_type))
-        with pytest.raises(Exception, match="experts differ between layers"):
-            auto_class(model_type).from_pretrained(path)
+        assert_opens_with_its_code(path, pruned, "experts differ between layers")
 
 
 def test_they_are_measured_and_pruned_again():
@@ -139,7 +142,8 @@ def test_they_are_measured_and_pruned_again():
     assert config["num_local_experts"] == 2
     assert not {"auto_map", "transformers_weights"} & set(config)
     assert sorted(path.name for path in Path("even").glob("*.py")) == []
-    opened_by(auto_class("qwen3_moe"), "even")
+    _, info = stock_class("qwen3_moe").from_pretrained("even", output_loading_info=True)
+    assert not any(info.values())
 
 
 @pytest.mark.parametrize(
@@ -173,9 +177,9 @@ def test_quantised_layers_with_numbers_of_their_own():
     kept = uneven(checkpoint, "mixtral")
     written(source, kept_experts(kept), output)
     full = load(source)
-    expected = masked_logits(full, "mixtral", without_experts(full, checkpoint, kept))
+    expected = masked_logits(full, without_experts(full, checkpoint, kept))
     pruned = load(output)
-    torch.testing.assert_close(logits(pruned, "mixtral"), expected, rtol=0, atol=1e-6)
+    assert_near(logits(pruned), expected)
     pruned.save_pretrained("decoded")
     again = load("decoded")
-    assert torch.equal(logits(again, "mixtral"), logits(pruned, "mixtral"))
+    assert torch.equal(logits(again), logits(pruned))

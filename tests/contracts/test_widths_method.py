@@ -32,17 +32,14 @@ from tests.reference import ffn as reference
 from tests.scores import scores_by_hand
 
 
-def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
-    """The other units add nothing."""
-    units = (
-        unit if number in kept else replace(unit, output=np.zeros_like(unit.output))
-        for number, unit in enumerate(ffn.units)
-    )
-    return replace(ffn, units=tuple(units))
+def masked(ffn: reference.Ffn, kept: np.ndarray) -> reference.Ffn:
+    """The units that are not kept add nothing."""
+    return replace(ffn, outputs=ffn.outputs * kept[:, None])
 
 
-def best(values: list[float], count: int) -> set[int]:
-    return set(sorted(range(len(values)), key=lambda number: (-values[number], number))[:count])
+def best(values: np.ndarray, count: int) -> np.ndarray:
+    """Whether each is among the largest."""
+    return values >= np.sort(values)[-count]
 
 
 class WidthPruning(Method):
@@ -57,18 +54,12 @@ class WidthPruning(Method):
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         ffns = ffns_of(weights(self.path), self.case)
-        ranked = []
-        for name, ffn in ffns.items():
-            values = [unit.worth for unit in ffn.units]
-            norm = np.linalg.norm(values)
-            ranked += [(value / norm, name, number) for number, value in enumerate(values)]
-        ranked.sort(key=lambda one: -one[0])
-        kept = ranked[: len(ranked) - ceil(0.4 * len(ranked))]
-        widths = {}
-        for name, ffn in ffns.items():
-            own = {number for _, owner, number in kept if owner == name}
-            widths[name] = len(own)
-            put(model, name, reference.write(masked(ffn, own), LAYOUTS[self.case].tensors))
+        shares = {name: ffn.worth / np.linalg.norm(ffn.worth) for name, ffn in ffns.items()}
+        ranked = np.sort(np.concatenate([*shares.values()]))
+        kept = {name: own >= ranked[ceil(0.4 * len(ranked))] for name, own in shares.items()}
+        for name, own in kept.items():
+            put(model, name, reference.write(masked(ffns[name], own), LAYOUTS[self.case].tensors))
+        widths = {name: own.sum() for name, own in kept.items()}
         assert len(set(widths.values())) > 1
         assert rewrite.structure.widths == widths
 
@@ -87,9 +78,9 @@ class TestEveryLayout(WidthPruning, InSteps):
         out = written(source, options, "out")
         original = self.original(source)
         for name, ffn in ffns_of(weights(source), case).items():
-            width = len(ffn.units) * 7 // 10 // 4 * 4
-            kept = best([unit.worth for unit in ffn.units], width)
-            put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
+            width = len(ffn) * 7 // 10 // 4 * 4
+            kept = masked(ffn, best(ffn.worth, width))
+            put(original, name, reference.write(kept, LAYOUTS[case].tensors))
         expected = logits_of(original)
         assert_near(logits(out), expected)
         if case != "nllb-moe":  # never is
@@ -102,15 +93,16 @@ class TestEveryLayout(WidthPruning, InSteps):
 def test_units_go_by_their_activations():
     source = tiny("source", "phi3")
     ffns, generator = ffns_of(weights(source), "phi3"), np.random.default_rng(0)
-    active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
+    active = {name: generator.random(len(ffn)) for name, ffn in ffns.items()}
     squares = {name: own**2 for name, own in active.items()}
     opened = open_model(source)
     fingerprint = opened.fingerprint
     measured = scores_by_hand(squares, "unit", "activation-norm", examples=1, fingerprint=fingerprint)
     plan = plan_widths(opened, NarrowOptions(width=10, metric="activation-norm", scores=measured))
     for name, ffn in ffns.items():
-        norms = [float(np.linalg.norm(unit.output)) for unit in ffn.units]
-        assert set(plan.kept[f"{name}.units"]) == best(list(active[name] * norms), 10)
+        norms = np.linalg.norm(ffn.outputs, axis=1)
+        kept = np.flatnonzero(best(active[name] * norms, 10))
+        assert plan.kept[f"{name}.units"] == tuple(kept)
 
 
 def test_a_shared_ffn_counts_once():

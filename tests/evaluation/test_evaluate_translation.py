@@ -17,9 +17,10 @@ from prunecli.modules import fitting
 from prunecli.results.evaluation import Evaluation
 from prunecli.running.encoding import length_limit
 from prunecli.tensors.transaction import partial_path
-from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, language_id, load_tokenizer
+from tests.families import full_and_pruned
 from tests.opening import load
 from tests.tiny import json_of, tiny_nllb_moe
 
@@ -33,9 +34,7 @@ OPTIONS = EvaluationOptions(beam=2, batch_tokens=64, max_new_tokens=6, device="c
 
 @pytest.fixture(scope="module")
 def checkpoints(shared_path):
-    return {
-        name: tiny_nllb_moe(shared_path / name, seed=seed) for seed, name in enumerate(("full", "pruned"))
-    }
+    return full_and_pruned(shared_path, "nllb-moe")
 
 
 @pytest.fixture
@@ -50,14 +49,14 @@ def good_and_bad(monkeypatch):
         calls.append((model, pair))
         wrong = model == "pruned" and pair[1] == "fra_Latn"
         right = TEXT.sentences[pair[1]]
-        return [Translation("x" * 200 if wrong else right[i], not wrong) for i in range(len(sentences))]
+        return [Translation("x" * 200 if wrong else right[i % 3], not wrong) for i in range(len(sentences))]
 
     monkeypatch.setattr(module, "load_for_decoding", load_model)
     monkeypatch.setattr(module, "translate", translate)
     return calls
 
 
-def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
+def test_scores_means_and_significance(checkpoints, good_and_bad, monkeypatch):
     monkeypatch.setattr(module, "require_comet", lambda: "comet-score")
 
     def comet_scores(model, sources, references, systems, *, gpu):
@@ -68,18 +67,12 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
     monkeypatch.setattr("prunecli.evaluation.evaluate.comet_scores", comet_scores)
     payload = evaluate(checkpoints, DATA, OPTIONS.updated(comet="some/model")).to_json()
     full, pruned = payload["results"]
-    assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
-    assert pruned["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["comet"]["p_value"] < 0.05
+    wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
+    assert (full["mean"]["comet"], pruned["mean"]["comet"], wrong["comet"]) == (90, 60, 30)
+    assert wrong["bootstrap"]["comet"]["p_value"] < 0.05
     assert pruned["mean"]["significant"]["comet"] == {"worse": 1, "better": 0}
     assert payload["signatures"]["comet"] == "model:some/model|scale:100"
-
-
-def test_scores_means_and_significance(checkpoints, good_and_bad):
-    payload = evaluate(checkpoints, DATA, OPTIONS, "e.json").to_json()
-    full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
-    wrong, right = (pruned["pairs"][pair] for pair in ("eng_Latn-fra_Latn", "fra_Latn-eng_Latn"))
     assert (right["chrf++"], wrong["over_generated"]) == (100, 1)
     assert pruned["mean"]["over_generated"] == 0.5
     assert pruned["mean"]["chrf++"] == pytest.approx((100 + wrong["chrf++"]) / 2)
@@ -88,20 +81,17 @@ def test_scores_means_and_significance(checkpoints, good_and_bad):
     assert pruned["mean"]["significant"]["chrf++"] == {"worse": 1, "better": 0}
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
-    assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
+    assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu", "comet"}
 
 
 @pytest.mark.parametrize(
     ("most", "sentences", "pairs"),
     [(2 * 2 * 80, 80, 2), (2 * 2 * 60 - 1, 59, 2), (2 * 30, 30, 1), (1, 30, 1)],
 )
-def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, monkeypatch, most, sentences, pairs):
+def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, most, sentences, pairs):
     text = ParallelText("test", {name: lines * 27 for name, lines in TEXT.sentences.items()}).first(80)
-    monkeypatch.setattr(TextChoice, "read", lambda *_: replace(DATA, text=text))
-    monkeypatch.setitem(TEXT.sentences, "fra_Latn", text.sentences["fra_Latn"])
-    monkeypatch.setitem(TEXT.sentences, "eng_Latn", text.sentences["eng_Latn"])
     options, said = OPTIONS.updated(most_translations=most, samples=0), []
-    made = evaluate(checkpoints, TextChoice(pairs="a-b"), options, say=said.append)
+    made = evaluate(checkpoints, replace(DATA, text=text), options, say=said.append)
     assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
     assert any("(`everything`: all)" in line for line in said) == ((sentences, pairs) != (80, 2))
 
@@ -115,88 +105,70 @@ def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, mon
     assert said[1].endswith("; `max_sentences` and `pairs` take fewer.")
 
 
-def interrupted(scripted):
-    """A translator that is stopped before the last pair."""
+OUTPUT = Path("e.json")
+
+
+def interrupt(checkpoints, monkeypatch):
+    """Stop a run before its last pair."""
+    scripted = module.translate
 
     def translate(model, *rest):
         if (model, rest[2]) == ("pruned", PAIRS[1]):
             raise KeyboardInterrupt
         return scripted(model, *rest)
 
-    return translate
-
-
-def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, monkeypatch):
-    output = Path("e.json")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "translate", interrupted(module.translate))
+        patch.setattr(module, "translate", translate)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, DATA, OPTIONS, output)
-    assert not output.exists()
-    assert partial_path(output).exists()
-    good_and_bad.clear()
-    payload = evaluate(checkpoints, DATA, OPTIONS, output).to_json()
-    assert good_and_bad == [("pruned", PAIRS[1])]
-    assert not partial_path(output).exists()
-    assert payload == evaluate(checkpoints, DATA, OPTIONS, "whole.json").to_json()
+            evaluate(checkpoints, DATA, OPTIONS, OUTPUT)
 
 
-def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, monkeypatch):
+def test_an_interrupted_run_goes_on_in_its_type_and_ends_alike(checkpoints, good_and_bad, monkeypatch):
     """Less memory was free the first time: the second would choose another type, and translate everything anew."""
     said = []
 
     def computed_in(dtype):
         return lambda asked, *_, **__: (getattr(torch, dtype if asked == "auto" else asked),)
 
-    output = Path("e.json")
-    with monkeypatch.context() as patch:
-        patch.setattr(fitting, "candidates", computed_in("bfloat16"))
-        patch.setattr(module, "translate", interrupted(module.translate))
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, DATA, OPTIONS, output)
-    good_and_bad.clear()
+    monkeypatch.setattr(fitting, "candidates", computed_in("bfloat16"))
+    interrupt(checkpoints, monkeypatch)
+    assert not OUTPUT.exists()
+    assert partial_path(OUTPUT).exists()
     monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
-    payload = evaluate(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
-    assert good_and_bad == [("pruned", PAIRS[1])]
+    payload = evaluate(checkpoints, DATA, OPTIONS, OUTPUT, say=said.append).to_json()
+    assert good_and_bad[3:] == [("pruned", PAIRS[1])]
+    assert not partial_path(OUTPUT).exists()
     assert said[-1] == "Computed in bfloat16, as before the interruption."
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
-    again = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
+    again = evaluate(checkpoints, DATA, OPTIONS, OUTPUT, force=True)
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
+    assert payload == evaluate(checkpoints, DATA, OPTIONS.updated(dtype="bfloat16")).to_json()
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, monkeypatch):
-    output = Path("e.json")
-    with monkeypatch.context() as patch:
-        patch.setattr("prunecli.results.document.write_json", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, DATA, OPTIONS, output)
-    assert len(good_and_bad) == 4
-    evaluate(checkpoints, DATA, OPTIONS.updated(beam=3), output)
-    assert len(good_and_bad) == 8
+    interrupt(checkpoints, monkeypatch)
+    assert len(good_and_bad) == 3
+    evaluate(checkpoints, DATA, OPTIONS.updated(beam=3), OUTPUT)
+    assert len(good_and_bad) == 7
 
 
-def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad):
-    options = OPTIONS.updated(samples=0, hypotheses=Path("hyps"))
-    evaluate(checkpoints, DATA, options, "e.json")
-    path = Path("hyps/full/test.eng_Latn-fra_Latn.hyp")
-    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
-
-
-def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad):
-    output = Path("e.json")
-    output.write_text('{"format": "prunecli.old/1"}')
+def test_existing_results_are_refused_before_the_work_if_not_forced(checkpoints, good_and_bad):
+    OUTPUT.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, DATA, OPTIONS, output)
+        evaluate(checkpoints, DATA, OPTIONS, OUTPUT)
     kept = Path("pruned/test.fra_Latn-eng_Latn.hyp")
     kept.parent.mkdir()
-    output.rename(kept)
+    OUTPUT.rename(kept)
+    options = OPTIONS.updated(hypotheses=Path())
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, DATA, OPTIONS.updated(hypotheses=Path()), output)
+        evaluate(checkpoints, DATA, options, OUTPUT)
     assert good_and_bad == []
     assert kept.read_text() == '{"format": "prunecli.old/1"}'
-    kept.rename(output)
-    evaluation = evaluate(checkpoints, DATA, OPTIONS, output, force=True)
-    assert evaluation.to_json() == json_of(output)
+    kept.rename(OUTPUT)
+    evaluation = evaluate(checkpoints, DATA, options, OUTPUT, force=True)
+    assert evaluation.to_json() == json_of(OUTPUT)
+    outputs = Path("full/test.eng_Latn-fra_Latn.hyp").read_text()
+    assert outputs.splitlines() == list(TEXT.sentences["fra_Latn"])
 
 
 SENTENCES = ("the hat", "", "a", "the hen is on the hat in the inn", "no", "the hat is thin then")
@@ -228,33 +200,17 @@ def test_batches_change_nothing_and_results_come_in_file_order(loaded, batch_tok
     assert [translation.text for translation in made] == _one_by_one(*loaded, 3, 8)
 
 
-class _Scripted:
-    """A model that puts out given ids."""
-
-    def __init__(self, model, rows):
-        self.config, self.device, self.generation_config = model.config, model.device, model.generation_config
-        self._rows = rows
-
-    main_input_name = "input_ids"
-
-    def can_generate(self):
-        return True
-
-    def generate(self, **settings):
-        self.settings = settings
-        return torch.tensor(self._rows)
-
-
-def test_an_output_without_end_token_was_ended_by_the_limit(loaded):
+def test_an_output_without_end_token_was_ended_by_the_limit(loaded, monkeypatch):
     model, tokenizer = loaded
     letter = tokenizer.convert_tokens_to_ids("a")
     french = language_id(tokenizer, "fra_Latn")
     # The first id starts the decoder and is the end token too: it does not count.
-    scripted = _Scripted(model, [[2, french, letter, letter], [2, french, letter, 2]])
-    made = translate(scripted, tokenizer, ["a", "a"], PAIR, DecodingOptions(2))
+    generate = Mock(return_value=torch.tensor([[2, french, letter, letter], [2, french, letter, 2]]))
+    monkeypatch.setattr(model, "generate", generate)
+    made = translate(model, tokenizer, ["a", "a"], PAIR, DecodingOptions(2))
     assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
-    assert scripted.settings["forced_bos_token_id"] == french
-    assert scripted.settings["max_new_tokens"] == length_limit(3, 64)
+    settings = generate.call_args.kwargs
+    assert (settings["forced_bos_token_id"], settings["max_new_tokens"]) == (french, length_limit(3, 64))
 
 
 def test_a_model_that_generates_nothing_is_refused(loaded):
@@ -263,7 +219,7 @@ def test_a_model_that_generates_nothing_is_refused(loaded):
         translate(BartForQuestionAnswering(config), loaded[1], ["a"], PAIR, DecodingOptions(2))
 
 
-@pytest.mark.parametrize(("tokens", "positions", "limit"), [(10, None, 80), (10, 1024, 80), (100, 256, 255)])
+@pytest.mark.parametrize(("tokens", "positions", "limit"), [(10, None, 80), (100, 256, 255)])
 def test_length_limit(tokens, positions, limit):
     assert length_limit(tokens, positions) == limit
 

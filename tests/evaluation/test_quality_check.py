@@ -11,12 +11,9 @@ from prunecli.commands.prune import prune_ffn, prune_heads, prune_layers, trim_v
 from prunecli.commands.share import share_attention, share_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting
-from prunecli.running.runner import InMemory
-from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import call, done, refusals
-from tests.evaluation.losses import TextLosses, lm_losses
+from tests.evaluation.losses import losses
 from tests.families import tiny, tiny_family
-from tests.opening import load
 from tests.tiny import write_files, write_plain_tokenizer
 
 LINES = ("the hen", "ten tins on", "then no hen")
@@ -29,8 +26,9 @@ def _text():
     Path("text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
 
 
-def losses_of(path: Path, texts: Sequence[str]) -> TextLosses:
-    return lm_losses(InMemory(load(path)), load_tokenizer(path), texts, 99)
+def loss_of(path: Path, texts: Sequence[str]) -> float:
+    nats, tokens = losses(path, texts)
+    return nats.sum() / tokens.sum()
 
 
 def quality(command: Callable[..., None], *arguments: object) -> dict:
@@ -41,9 +39,8 @@ def test_losses_are_those_of_the_models(models):
     found = quality(prune_ffn, models["llama"], "--text text.jsonl")
     assert (found["measure"], found["text"], found["text_of_scores"]) == ("loss", ["text.jsonl"], True)
     for key, path in (("before", models["llama"]), ("after", Path("pruned-ffn"))):
-        losses = losses_of(path, LINES)
-        assert found[key] == pytest.approx(losses.loss, abs=1e-4)
-    assert found["count"] == losses.tokens.sum()
+        assert found[key] == pytest.approx(loss_of(path, LINES), abs=1e-4)
+    assert found["count"] == losses(path, LINES)[1].sum()
     assert not found["ruined"]
 
 
@@ -106,7 +103,7 @@ def test_a_model_that_does_not_fit_is_pruned_unmeasured(models, monkeypatch):
 def test_text_that_gave_no_scores_comes_first(models):
     behind = quality(prune_ffn, models["llama"], "--text text.jsonl --max-sentences 2")
     assert not behind["text_of_scores"]
-    assert behind["before"] == pytest.approx(losses_of(models["llama"], LINES[2:]).loss, abs=1e-4)
+    assert behind["before"] == pytest.approx(loss_of(models["llama"], LINES[2:]), abs=1e-4)
     parallel = "--data . --pairs eng_Latn-fra_Latn --encoder 1"
     found = quality(prune_layers, models["m2m_100"], parallel)
     assert (found["text"], found["text_of_scores"]) == (["test"], False)

@@ -173,7 +173,7 @@ def test_means_against_their_definition(left_out):
         assert sum(mean["pairs"] for mean in means) == len(pairs)
 
 
-@pytest.mark.parametrize("pairs", [[("a", "b")], [("a", "b"), ("a", "c")], [("b", "a"), ("c", "a")]])
+@pytest.mark.parametrize("pairs", [[("a", "b"), ("a", "c")], [("b", "a"), ("c", "a")]])
 def test_one_source_or_target_says_nothing_without_groups(pairs):
     assert grouped_means(drawn(pairs), {}) == {}
 

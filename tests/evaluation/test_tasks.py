@@ -1,7 +1,4 @@
-import json
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +16,15 @@ from prunecli.evaluation.scoring import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import class_scores, perplexity
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import own_experts
-from prunecli.running.batches import batch_cost, measure_losses
-from prunecli.running.encoding import lm_windows, window_examples
+from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.runner import Layerwise, RunReport
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
-from tests.evaluation.losses import TextLosses, lm_losses, mlm_losses
-from tests.families import tiny_family
+from tests.evaluation.losses import losses
+from tests.families import full_and_pruned, tiny_family
 from tests.opening import load
 from tests.reference.losses import logits_of, nll
 from tests.reference.scoring import matthews
@@ -37,33 +33,23 @@ from tests.stock_mixtures import save_mixture
 from tests.tiny import json_of, tiny_nllb_moe
 
 OPTIONS = EvaluationOptions(batch_tokens=64, device="cpu", seed=4)
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
 @pytest.fixture(scope="module")
 def causal(shared_path):
-    return {
-        name: tiny_family(shared_path / name, "gpt2", seed=n) for n, name in enumerate(("full", "pruned"))
-    }
+    return full_and_pruned(shared_path, "gpt2")
 
 
 @pytest.fixture(scope="module")
 def classifiers(shared_path):
-    seeds = {"full": 0, "pruned": 1}
-    return {
-        name: tiny_family(shared_path / f"c-{name}", "bert", seed=n, **CLASSIFIER)
-        for name, n in seeds.items()
-    }
+    classifier = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+    return full_and_pruned(shared_path, "bert", **classifier)
 
 
 @pytest.fixture(scope="module")
 def text(shared_path):
     (shared_path / "text.txt").write_text("the hat on a hen\n\nno\nthen ten of the hats are on\n")
     return read_plain([shared_path / "text.txt"])
-
-
-def _open(path):
-    return InMemory(load(path)), load_tokenizer(path)
 
 
 def test_language_models_side_by_side(causal, text):
@@ -79,12 +65,13 @@ def test_language_models_side_by_side(causal, text):
     assert payload["significance"] == test
     bits = []
     for (label, path), row in zip(causal.items(), payload["results"], strict=True):
-        made = lm_losses(*_open(path), text.texts, 64)
+        nats, tokens = losses(path, text.texts)
         assert row["checkpoint"] == label
-        assert row["scores"]["perplexity"] == pytest.approx(perplexity(made.loss), abs=1e-4)
-        whole = made.nats.sum() / math.log(2)  # "no" has a token that is predicted, from the start token
+        loss = nats.sum() / tokens.sum()
+        assert row["scores"]["perplexity"] == pytest.approx(perplexity(loss), abs=1e-4)
+        whole = nats.sum() / math.log(2)  # "no" has a token that is predicted, from the start token
         assert row["scores"]["bits_per_byte"] == pytest.approx(whole / sum(map(len, text.texts)), abs=1e-5)
-        bits.append([n / len(line) for n, line in zip(made.nats, text.texts, strict=True)])
+        bits.append([n / len(line) for n, line in zip(nats, text.texts, strict=True)])
     assert "p_value" not in payload["results"][0]
     assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
 
@@ -95,8 +82,8 @@ def test_classifiers_side_by_side(classifiers):
     payload = evaluate(classifiers, Dataset("classification", labelled), OPTIONS).to_json()
     right, labels = [], np.array([0, 1, 2, 0])
     for row, path in zip(payload["results"], classifiers.values(), strict=True):
-        runner, tokenizer = _open(path)
-        logits = [logits_of(runner.model, input_ids=tokenizer(text)["input_ids"]) for text in labelled.texts]
+        model, tokenizer = load(path), load_tokenizer(path)
+        logits = [logits_of(model, input_ids=tokenizer(text)["input_ids"]) for text in labelled.texts]
         chosen = np.array([int(np.argmax(one)) for one in logits])
         by_class, _ = class_scores(chosen, labels)
         right.append(chosen == labels)
@@ -119,10 +106,7 @@ def test_the_windows_of_documents_are_compared(causal, text):
     payload = evaluate(causal, Dataset("lm", whole, context=9), OPTIONS).to_json()
     nats = []
     for path in causal.values():
-        runner, tokenizer = _open(path)
-        windows = lm_windows(tokenizer, runner.model, whole.texts, context=9)
-        batches = window_examples(windows, 1).batches(1 << 20)
-        sums, counts = measure_losses(runner, batches, len(windows), "reading")
+        sums, counts = losses(path, whole.texts, context=9)
         nats.append(sums / counts)
     assert payload["significance"]["examples"] == len(nats[0]) > 2
     assert payload["significance"]["test"] == "paired t-test over the windows' losses"
@@ -162,7 +146,7 @@ VECTORS = EvaluationOptions(device="cpu", dtype="float32")
 
 @pytest.fixture
 def models():
-    return {name: sentence_model(Path(name), seed=seed) for name, seed in (("one", 0), ("other", 1))}
+    return {n: sentence_model(n, is_dense=False, seed=seed) for seed, n in enumerate(("one", "other"))}
 
 
 def texts_in(path: str, lines: list[str]) -> str:
@@ -185,20 +169,12 @@ def cosine_table(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.array([[a @ b / np.sqrt((a @ a) * (b @ b)) for b in second] for a in first.astype(np.float64)])
 
 
-def plain(directory: Path) -> Path:
-    """Without the dense layer, whose vectors would hide the others."""
-    modules = json_of(directory / "modules.json")
-    kept = [module for module in modules if not module["type"].endswith("Dense")]
-    (directory / "modules.json").write_text(json.dumps(kept))
-    return directory
-
-
 def test_cosine_to_the_first(models):
-    paths = {name: plain(path) for name, path in models.items()}
     choice = TextChoice(files=(texts_in("t.txt", TEXTS),))
-    first, other = evaluate(paths, choice, VECTORS).results
-    assert evaluate(paths, choice, VECTORS).task == "embedding"
-    want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in paths.values())))
+    found = evaluate(models, choice, VECTORS)
+    assert found.task == "embedding"
+    first, other = found.results
+    want = np.diag(cosine_table(*(vectors_of(path, TEXTS) for path in models.values())))
     assert first.scores["cosine"] == 1.0
     assert other.scores["cosine"] == pytest.approx(want.mean(), abs=1e-5)
     assert other.scores["cosine_5_percent"] == pytest.approx(np.quantile(want, 0.05), abs=1e-5)
@@ -207,7 +183,7 @@ def test_cosine_to_the_first(models):
 def test_scored_pairs(models):
     scores = [3.5, 0, 1.25, 5]
     rows = [f"{score}\t{a}\t{b}" for score, a, b in zip(scores, TEXTS[:4], TEXTS[2:], strict=True)]
-    path = plain(models["one"])
+    path = models["one"]
     choice = TextChoice(labelled=texts_in("pairs.tsv", rows))
     (result,) = evaluate({"one": path}, choice, VECTORS, task="embedding").results
     near = np.diag(cosine_table(vectors_of(path, TEXTS[:4]), vectors_of(path, TEXTS[2:])))
@@ -218,9 +194,8 @@ def test_aligned_sentences(models):
     for language, lines in (("eng_Latn", TEXTS), ("deu_Latn", [f"{text} red" for text in TEXTS])):
         texts_in(f"test.{language}", lines)
     choice = TextChoice(data=".", split="test", pairs="eng_Latn-deu_Latn")
-    paths = {name: plain(path) for name, path in models.items()}
-    found = evaluate(paths, choice, VECTORS, task="embedding")
-    for path, result in zip(paths.values(), found.results, strict=True):
+    found = evaluate(models, choice, VECTORS, task="embedding")
+    for path, result in zip(models.values(), found.results, strict=True):
         table = cosine_table(vectors_of(path, TEXTS), vectors_of(path, [f"{text} red" for text in TEXTS]))
         want = np.mean(table.argmax(axis=1) == np.arange(len(TEXTS)))
         assert result.scores["retrieval"] == pytest.approx(want, abs=1e-6)
@@ -251,36 +226,24 @@ def test_what_cannot_be_measured_is_refused(models):
 # Losses layer by layer are those of the whole model, to the last bit.
 
 
-Measure = Callable[..., TextLosses]
 LINES = ("the hat on a hen", "no", "then ten of the hats " * 9, "a hen in the inn", "tin")
 CPU, PLENTY = torch.device("cpu"), 1 << 34
 
 
-def layered(path: Path, measure: Measure = lm_losses) -> tuple[TextLosses, RunReport]:
-    runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY, output=True)
-    return measure(runner, load_tokenizer(path), LINES, 40), runner.report
+def assert_layerwise(path: Path, wanted: tuple[np.ndarray, np.ndarray], task: str = "lm") -> None:
+    checkpoint = open_model(path)
+    runner = Layerwise(checkpoint, CPU, torch.float32, PLENTY, output=True)
+    found = losses(path, LINES, runner, task)
+    assert wanted[0].min() > 0
+    assert np.array_equal(found, wanted)
+    assert runner.report.readings == 1
+    assert 0 < runner.report.bytes_read <= checkpoint.total_bytes
 
 
-def whole(path: Path, measure: Measure = lm_losses, *, own: bool = False) -> TextLosses:
-    """In memory; experts are added up in their order, as layer by layer, if `own`, else as transformers does it."""
-    model = load(path)
-    with own_experts(model) if own else nullcontext():
-        return measure(InMemory(model), load_tokenizer(path), LINES, 40)
-
-
-def assert_same(one: TextLosses, other: TextLosses) -> None:
-    assert other.nats.min() > 0
-    assert np.array_equal(one.nats, other.nats)
-    assert np.array_equal(one.tokens, other.tokens)
-
-
-@pytest.mark.parametrize(("model_type", "measure"), [("gpt2", lm_losses), ("bert", mlm_losses)])
-def test_families(model_type, measure):
+@pytest.mark.parametrize(("model_type", "task"), [("gpt2", "lm"), ("bert", "mlm")])
+def test_families(model_type, task):
     path = tiny_family("model", model_type)
-    found, work = layered(path, measure)
-    assert_same(found, whole(path, measure))
-    assert work.readings == 1
-    assert 0 < work.bytes_read <= open_model(path).total_bytes
+    assert_layerwise(path, losses(path, LINES, task=task), task)
 
 
 def test_a_loss_that_is_not_finite_names_the_text():
@@ -288,7 +251,7 @@ def test_a_loss_that_is_not_finite_names_the_text():
     runner = Layerwise(open_model(path), CPU, torch.float32, PLENTY)
     final = runner.model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
     with pytest.raises(DataError, match="example 1: the loss is nan"):
-        lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
+        losses(path, LINES[:1], runner)
     final.remove()
 
 
@@ -317,11 +280,11 @@ KINDS = ("gpt_oss", "granitemoehybrid", "qwen3_next")
 @pytest.mark.parametrize("model_type", KINDS)
 def test_every_kind_of_layer(model_type):
     path = save_mixture("model", model_type)
-    found, work = layered(path)
-    assert_same(found, whole(path, own=True))
-    np.testing.assert_allclose(found.nats, whole(path).nats, rtol=1e-6)
-    assert work.readings == 1
-    assert 0 < work.bytes_read <= open_model(path).total_bytes
+    model = load(path)
+    with own_experts(model):  # added up in their order, as layer by layer
+        wanted = losses(path, LINES, InMemory(model))
+    assert_layerwise(path, wanted)
+    np.testing.assert_allclose(wanted[0], losses(path, LINES)[0], rtol=1e-6)
 
 
 def test_a_family_that_runs_whole_is_refused():

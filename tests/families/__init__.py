@@ -82,6 +82,12 @@ def tiny_family(
     return directory
 
 
+def full_and_pruned(folder: Path, case: str, **changes: Any) -> dict[str, Path]:
+    """Two checkpoints of a case, of other weights, by these names."""
+    seeds = enumerate(("full", "pruned"))
+    return {name: tiny_family(folder / case / name, case, seed=seed, **changes) for seed, name in seeds}
+
+
 def random_state(config: dict[str, Any], seed: int = 0, dtype: str = "F32") -> dict[str, np.ndarray]:
     """Every tensor that the stock class of `config` stores, with random values.
 

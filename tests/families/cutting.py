@@ -5,17 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from prunecli import load_model
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.sharing.options import AttentionOptions, FfnOptions
-from prunecli.methods.sharing.plan import plan_attention, plan_ffn, rewrite_shared
 from prunecli.model.axes import Axis
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
@@ -25,10 +23,10 @@ from prunecli.model.probe import UNSTATED, outputs
 from prunecli.model.stock import uniform_heads
 from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
-from prunecli.pipeline import apply
-from prunecli.selection.cut import Selection, cut
+from prunecli.selection.cut import Selection
+from tests.contracts.method_contract import written
 from tests.families import tiny
-from tests.opening import load, opened_by
+from tests.reference.masks import passed_by
 from tests.selections import kept_experts
 
 KINDS = ("layer", "unit", "head", "channel")
@@ -97,15 +95,6 @@ def kept_of(
     return kept
 
 
-def written(
-    checkpoint: Checkpoint, axes: Sequence[Axis], output: Path | str, layer: int = 1, *, uneven: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Write a result without some units of these axes; return the others. See `kept_of`."""
-    kept = kept_of(checkpoint, axes, layer, uneven=uneven)
-    apply(checkpoint, cut(checkpoint, Selection(kept, step={"command": "test"})), output)
-    return kept
-
-
 def apart(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
@@ -126,8 +115,12 @@ def apart(
     Raises:
         PruneError: prunecli refuses.
     """
-    kept = written(checkpoint, axes, output, layer, uneven=uneven)
-    reduced = load(output) if uneven else opened_by(type(model), output)
+    kept = kept_of(checkpoint, axes, layer, uneven=uneven)
+    written(checkpoint, Selection(kept, step={"command": "test"}), output)
+    reduced, told = load_model(output, device="cpu"), {}
+    if not uneven:
+        reduced, told = type(model).from_pretrained(output, output_loading_info=True)
+    assert not any(told.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     state = stored(model)
     skipped, found = [], checkpoint.require_architecture().found
     for axis in axes:
@@ -158,11 +151,10 @@ def apart(
                 norms = stream_norms(other, {names.parameter(name) for name in axis.carriers})
                 gone = sorted({*axis.ids}.difference(kept[axis.name]))
                 hooks.enter_context(fold_norms(norms, kept[axis.name], gone))
-        for name in skipped:
-            # The layers stay in their lists: many classes look up by position what else a layer is given.
-            other.get_submodule(name).register_forward_hook(_hand_on, with_kwargs=True)
+        # The layers stay in their lists: many classes look up by position what else a layer is given.
+        hooks.enter_context(passed_by(other, skipped))
         expected = logits(other, rows)
-    return difference(expected, reduced, rows)
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def some_experts(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -222,15 +214,16 @@ def experts_apart(model: PreTrainedModel, checkpoint: Checkpoint, output: Path) 
         PruneError: prunecli refuses.
     """
     kept = some_experts(checkpoint)
-    apply(checkpoint, cut(checkpoint, kept_experts(kept)), output)
-    reduced = opened_by(type(model), output)
+    written(checkpoint, kept_experts(kept), output)
+    reduced, told = type(model).from_pretrained(output, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     other = opened(model, checkpoint, stored(model))
     rows = tiny.inputs(other)
     whole = logits(other, rows)
     with without_experts(other, checkpoint, kept):
         expected = logits(other, rows)
     assert not torch.equal(whole, expected)
-    return difference(expected, reduced, rows)
+    return difference(expected, logits(reduced.eval(), rows))
 
 
 def treated_apart(
@@ -248,11 +241,8 @@ def treated_apart(
     treated = dict.fromkeys(sides, treatment)
     if treatment == "share":
         treated["init"] = "first"
-    if part == "ffn":
-        plan = plan_ffn(checkpoint, FfnOptions(dense_only=True, **treated))
-    else:
-        plan = plan_attention(checkpoint, AttentionOptions(**treated))
-    apply(checkpoint, rewrite_shared(checkpoint, plan), output)
+    options = FfnOptions(dense_only=True, **treated) if part == "ffn" else AttentionOptions(**treated)
+    written(checkpoint, options, output)
     state = stored(model)
     names = {layer.name: layer.tensor_names for layer in (*layout.ffns, *layout.attentions)}
     result = open_model(output)
@@ -266,11 +256,10 @@ def treated_apart(
     if not shared and not removed:
         raise UsageError("no two layers are alike")
     other = opened(model, checkpoint, state)
-    for name in norms:  # those after the addition go with the part
-        other.get_submodule(module_name(other, name)).register_forward_hook(_hand_on, with_kwargs=True)
     rows = tiny.inputs(other)
-    expected = logits(other, rows)
-    return difference(expected, load(output), rows)
+    with passed_by(other, [module_name(other, name) for name in norms]):  # those behind the addition go too
+        expected = logits(other, rows)
+    return difference(expected, logits(load_model(output, device="cpu"), rows))
 
 
 def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -324,9 +313,9 @@ def outcome(model_type: str, directory: Path) -> dict[str, str | float]:
     return told
 
 
-def difference(expected: torch.Tensor, model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> float:
-    """Largest difference between expected logits and a model's, over the spread of the expected ones."""
-    return float((expected - logits(model, rows)).abs().max() / expected.std())
+def difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest, over the spread of the first."""
+    return float((expected - found).abs().max() / expected.std())
 
 
 def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -334,9 +323,3 @@ def logits(model: PreTrainedModel, rows: dict[str, torch.Tensor]) -> torch.Tenso
     cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     with torch.no_grad():
         return model(**rows, **cache).logits
-
-
-def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
-    hidden = args[0] if args else kwargs["hidden_states"]
-    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

@@ -26,11 +26,6 @@ class FfnLayout:
     post_norm: bool = False
 
     @property
-    def input(self) -> str:
-        """The first linear layer, relative to the FFN."""
-        return next(iter(self.tensors)).rpartition(".")[0]
-
-    @property
     def output(self) -> str:
         """The last linear layer, relative to the FFN."""
         return list(self.tensors)[-1].rpartition(".")[0]

@@ -24,15 +24,16 @@ from prunecli.model.probe import layer_keys
 from prunecli.model.skeleton import Skeleton
 from prunecli.model.trial import Trial
 from prunecli.modules.define import require_replaceable
-from prunecli.pipeline import apply
 from prunecli.running.encoding import require_task
 from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import task_of
 from tests.commands.calls import done
+from tests.contracts.method_contract import written
 from tests.factorised import cached, factorised
 from tests.families import cutting, tiny
 from tests.families.__main__ import NAMES, PAGE
 from tests.opening import load
+from tests.reference.masks import passed_by
 from tests.tiny import change_config, config_of, write_json, write_plain_tokenizer
 
 BOTH = {"layer", "unit", "head", "uneven head"}
@@ -72,16 +73,6 @@ def opened(tmp_path_factory):
             return cutting.saved(model_type, path), stack.enter_context(open_model(path))
 
         yield saved
-
-
-def assert_cut(
-    model: PreTrainedModel, *kinds: str, output: str = "out", gone: int = 1, uneven: bool = False
-) -> Checkpoint:
-    """The checkpoint in "model", cut along all axes of these kinds, does what the model does masked; returns it."""
-    checkpoint = open_model("model")
-    axes = [axis for kind in kinds for axis in axes_of(checkpoint, kind)]
-    assert cutting.apart(model, checkpoint, axes, output, gone, uneven=uneven) < 2e-4
-    return checkpoint
 
 
 @pytest.mark.parametrize("model_type", FOUND)
@@ -173,7 +164,7 @@ def test_layers_that_cannot_share_or_be_dropped(treatment, model_type, part, sai
 def test_every_class_opens_a_result(model_type, opened):
     model, checkpoint = opened(model_type)
     axis, *_ = axes_of(checkpoint, "head")
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    written(checkpoint, Selection({axis.name: axis.ids[1:]}), "out")
     opened_by = config_of("out")["auto_map"]
     assert {"AutoModel"} < {*opened_by}
     rows = tiny.inputs(model)
@@ -248,10 +239,24 @@ def test_layers_that_get_features_of_images_stay():
 
 
 def test_lists_of_numbers_of_layers_follow():
-    model = cutting.saved("flint", "model")
+    model = cutting.saved("flint", "source")
     assert model.config.mlp_only_layers == [0, 1]
-    assert_cut(model, "layer", gone=0)
-    assert config_of("out")["mlp_only_layers"] == [0]
+    checkpoint = open_model("source")
+    axes = axes_of(checkpoint, "layer")
+    assert cutting.apart(model, checkpoint, axes, "cut", 0) < 2e-4
+    assert config_of("cut")["mlp_only_layers"] == [0]
+
+
+def test_a_list_of_numbers_of_layers_may_name_some_that_are_not_there():
+    """The cross-attention of Mllama's layer 3 has no heads of the self-attention that its neighbours have."""
+    config = tiny.tiny_config("mllama")
+    config.num_hidden_layers = 5
+    model = tiny.drawn(tiny.auto_class("mllama"), config)
+    model.save_pretrained("model")
+    checkpoint = open_model("model")
+    heads = axes_of(checkpoint, "head")
+    assert [axis.layer for axis in heads] == [0, 1, 2, 4]
+    assert cutting.apart(model, checkpoint, heads, "out", uneven=True) < 2e-4
 
 
 def test_remedies_of_refusals_work(opened):
@@ -270,8 +275,8 @@ def test_other_classes_of_declared_types_are_asked():
     model.save_pretrained("model")
     checkpoint = open_model("model")
     assert checkpoint.family is None
-    for kind in cutting.axes_found(checkpoint):
-        assert_cut(model, kind, output=kind, uneven=kind == "head")
+    for kind, axes in cutting.axes_found(checkpoint).items():
+        assert cutting.apart(model, checkpoint, axes, kind, uneven=kind == "head") < 2e-4
     assert task_of(checkpoint) == "embedding"
 
 
@@ -294,13 +299,19 @@ def test_settings_that_no_record_knows_are_asked(name, settings):
         setattr(config, key, value)
     model = tiny.drawn(model_class, config)
     model.save_pretrained("model")
-    assert assert_cut(model, "unit", "head", uneven=True).family is None
+    checkpoint = open_model("model")
+    assert checkpoint.family is None
+    found = cutting.axes_found(checkpoint)
+    axes = [*found["unit"], *found["head"]]
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
 
 
 def test_the_class_of_a_result_opens_where_no_auto_class_names_it():
     transformers.T5EncoderModel(tiny.tiny_config("t5")).save_pretrained("model")
     checkpoint = open_model("model")
-    cutting.written(checkpoint, axes_of(checkpoint, "head"), "out", uneven=True)
+    axes = cutting.axes_found(checkpoint)["head"]
+    kept = cutting.kept_of(checkpoint, axes, 0, uneven=True)
+    written(checkpoint, Selection(kept, step={"command": "test"}), "out")
     assert task_of(checkpoint) == "embedding"
     opened = transformers.AutoModel.from_pretrained("out", trust_remote_code=True)
     assert type(opened).__name__ == "T5EncoderModel"
@@ -321,7 +332,9 @@ def test_a_null_is_what_the_class_makes_of_it(kind):
     model = transformers.PhiForCausalLM(config).eval()
     model.save_pretrained("model")
     change_config("model", num_key_value_heads=None)
-    assert_cut(model, kind, uneven=kind == "head")
+    checkpoint = open_model("model")
+    axes = axes_of(checkpoint, kind)
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=kind == "head") < 2e-4
 
 
 @pytest.mark.parametrize(
@@ -346,18 +359,18 @@ def test_tensors_of_another_class_than_is_named(stored, named):
     change_config("model", architectures=named)
     checkpoint = open_model("model")
     assert "embeddings.position_ids" not in checkpoint.tensors
-    (axis,) = axes_of(checkpoint, "layer")
-    cutting.written(checkpoint, [axis], "out")
+    kept = cutting.kept_of(checkpoint, axes := axes_of(checkpoint, "layer"), 1)
+    assert axes
+    written(checkpoint, Selection(kept, step={"command": "test"}), "out")
     reduced = transformers.AutoModel.from_pretrained("out").eval()
     whole = transformers.AutoModel.from_pretrained("model").eval()
     layers = [
         name
         for name, module in whole.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == len(axis.ids)
+        if isinstance(module, torch.nn.ModuleList) and len(module) == len(axes[0].ids)
     ]
-    whole.get_submodule(f"{layers[0]}.1").register_forward_hook(cutting._hand_on, with_kwargs=True)
     rows = tiny.inputs(whole)
-    with torch.no_grad():
+    with torch.no_grad(), passed_by(whole, [f"{layers[0]}.1"]):
         assert torch.allclose(whole(**rows)[0], reduced(**rows)[0], atol=1e-5)
     load("out")
 
@@ -370,7 +383,9 @@ def test_an_output_layer_of_its_own_stays_apart():
     save_file(tensors, "model/model.safetensors", metadata={"format": "pt"})
     change_config("model", "tie_word_embeddings")  # as published: the class's default ties them
     model = transformers.GemmaForCausalLM.from_pretrained("model").eval()
-    assert_cut(model, "unit", uneven=True)
+    checkpoint = open_model("model")
+    axes = axes_of(checkpoint, "unit")
+    assert cutting.apart(model, checkpoint, axes, "out", uneven=True) < 2e-4
     opened = load("out")
     assert torch.equal(opened.lm_head.weight, tensors["lm_head.weight"])
 
@@ -386,8 +401,10 @@ def test_a_model_of_sound_is_cut():
     found = cutting.axes_found(checkpoint)
     assert [len(found[kind]) for kind in ("layer", "unit", "head")] == [2, 4, 6]
     assert not cut(checkpoint, Selection(cutting.kept_of(checkpoint, found["unit"], 1))).files
-    assert_cut(model, "unit", "head", output="uneven", uneven=True)
-    assert_cut(model, "layer", "unit", output="stock")
+    heads = [*found["unit"], *found["head"]]
+    assert cutting.apart(model, checkpoint, heads, "uneven", uneven=True) < 2e-4
+    stock = [*found["layer"], *found["unit"]]
+    assert cutting.apart(model, checkpoint, stock, "stock") < 2e-4
     for output in ("uneven", "stock"):
         assert "alignment_heads" not in Path(f"{output}/generation_config.json").read_text()
     with pytest.raises(UnsupportedModelError, match="which has input_features in the place of text"):
@@ -424,8 +441,11 @@ def test_sizes_of_the_text_model_move_from_the_top():
     own = values.pop("text_config")
     own["rope_scaling"] = {**own.pop("rope_parameters"), "type": "mrope"}
     write_json("model/config.json", {**own, **values})
-    assert_cut(model, "layer", "unit")
-    written = config_of("out")
+    checkpoint = open_model("model")
+    found = cutting.axes_found(checkpoint)
+    axes = [*found["layer"], *found["unit"]]
+    assert cutting.apart(model, checkpoint, axes, "cut") < 2e-4
+    written = config_of("cut")
     assert "num_hidden_layers" not in written
     assert written["text_config"]["num_hidden_layers"] == 2
 
@@ -442,8 +462,10 @@ def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
     cutting.saved("t5gemma", "model")
     for source, output, kinds in (("model", "once", ["head"]), ("once", "twice", ["unit", "head"])):
         checkpoint = open_model(source)
-        axes = [axis for kind in kinds for axis in axes_of(checkpoint, kind)]
-        cutting.written(checkpoint, axes, output, uneven=len(kinds) > 1)
+        found = cutting.axes_found(checkpoint)
+        axes = [axis for kind in kinds for axis in found[kind]]
+        kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
+        written(checkpoint, Selection(kept, step={"command": "test"}), output)
     load("twice")
 
 
@@ -455,7 +477,8 @@ def test_older_names_of_norms():
         older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
         tensors[older.replace("LayerNorm.bias", "LayerNorm.beta")] = tensors.pop(name)
     save_file(tensors, path, metadata={"format": "pt"})
-    assert_cut(model, "layer")
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
 def test_single_layers_with_sizes_of_their_own_have_small_copies():
@@ -516,14 +539,16 @@ def _has_small_copy(model_class: type[PreTrainedModel], config: transformers.Pre
 def test_labels_are_no_layers():
     model = transformers.ElectraForSequenceClassification(tiny.tiny_config("electra")).eval()
     model.save_pretrained("model")
-    assert_cut(model, "layer")
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
 def test_every_name_of_the_depth_follows():
     """Published configs of BlenderBot, LED and others have another name of it, which transformers believes."""
     model = cutting.saved("blenderbot-small", "model")
     change_config("model", num_hidden_layers=config_of("model")["encoder_layers"])
-    assert_cut(model, "layer")
+    checkpoint = open_model("model")
+    assert cutting.apart(model, checkpoint, axes_of(checkpoint, "layer"), "out") < 2e-4
 
 
 def test_layers_that_the_depth_scales_are_refused(opened):
@@ -617,7 +642,7 @@ def test_a_pattern_that_the_class_no_longer_reads_follows():
     change_config(model, "layers_block_type", hybrid_override_pattern=pattern, num_hidden_layers=len(pattern))
     checkpoint = open_model(model)
     (axis,) = axes_of(checkpoint, "layer")
-    apply(checkpoint, cut(checkpoint, Selection({axis.name: axis.ids[1:]})), "out")
+    written(checkpoint, Selection({axis.name: axis.ids[1:]}), "out")
     config = config_of("out")
     assert (config["hybrid_override_pattern"], config["num_hidden_layers"]) == (pattern[1:], len(pattern) - 1)
     assert len(config["layers_block_type"]) == len(pattern) - 1

@@ -48,8 +48,8 @@ _NAMES = {
     14: "moe_latent_size",
     16: "head_dim index_head_dim d_kv d_head attention_head_size kv_channels dim_head swa_head_dim",
     20: "q_lora_rank",
-    24: "moe_intermediate_size expert_ffn_hidden_size",
-    28: "kv_lora_rank",
+    24: "kv_lora_rank",
+    28: "moe_intermediate_size expert_ffn_hidden_size",
     36: "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"
     " shared_experts_intermediate_size",
     32: "embedding_size",
@@ -104,7 +104,7 @@ OVERRIDES = {
         "enable_moe_block": True,
         "num_experts": 8,
         "top_k_experts": 2,
-        "moe_intermediate_size": 24,
+        "moe_intermediate_size": 28,
     },
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 8, "moe_topk": 2},
     # Top-k is None by default.
@@ -164,17 +164,13 @@ def auto_class(model_type: str, head: str | None = None) -> type[PreTrainedModel
     return getattr(transformers, HEADS[head or heads(model_type)[0]][model_type])
 
 
-def tiny_config(model_type: str, head: str | None = None, **changes: Any) -> PreTrainedConfig:
-    """The tiny config of this type, as the class of this head takes it (the text part of a composite one).
-
-    Args:
-        changes: values in place of those that the rules give.
-    """
+def tiny_config(model_type: str, head: str | None = None) -> PreTrainedConfig:
+    """The tiny config of this type, as the class of this head takes it (the text part of a composite one)."""
     config_class = transformers.CONFIG_MAPPING[model_type]
     values = _values(config_class())
     for name, value in OVERRIDES.get(model_type, {}).items():
         values[name] = {**values[name], **value} if name in config_class.sub_configs else value
-    config = config_class(**values | changes)
+    config = config_class(**values)
     model_class = auto_class(model_type, head)
     if (head or heads(model_type)[0]) == "causal" and "masked" in heads(model_type):
         config.is_decoder = True

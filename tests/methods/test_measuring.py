@@ -1,7 +1,9 @@
 """One score for all axes, against masks that are tensors in the graph."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,15 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.methods.measuring import gradient_fields, gradient_sums
-from prunecli.model.axes import Kind
+from prunecli.methods.measuring import gradient_scores, gradient_sums
+from prunecli.model.axes import Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.probe import outputs
 from prunecli.modules import stock_experts
 from prunecli.modules.devices import choose_devices
 from prunecli.modules.stock_names import StockNames
-from prunecli.results.unit_scores import Scores, scores_of
+from prunecli.results.unit_scores import Scores
 from prunecli.running.batches import example_losses, task_batches
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.runner import make_runner
@@ -29,6 +31,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import cutting, tiny_family
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.opening import load
 from tests.reference.masks import expert_mask_squares, mask_gradients
 from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
@@ -36,21 +39,13 @@ from tests.tiny import change_config, tiny_nllb_moe, write_plain_tokenizer
 LINES = ("the hen then", "ten tins on it", "a hen")
 PAIR = ("eng_Latn", "fra_Latn")
 CPU = choose_devices("cpu")
-OUTPUTS = {
-    "llama": {"head": ".o_proj", "unit": ".down_proj"},
-    "gpt2": {"head": ".c_proj", "unit": ".c_proj"},
-    "gpt_neox": {"head": ".dense", "unit": ".dense_4h_to_h"},
-    "qwen3_moe": {"head": ".o_proj"},
-    "nllb-moe": {"head": ".out_proj", "unit": ".fc2"},
-}
-"""Model type -> kind -> name of the module that mixes the units, below that of their owner."""
 
 
 def made(case: str) -> Path:
     folder = Path("model")
     if case == "nllb-moe":
         return tiny_nllb_moe(folder)
-    if case in ("llama", "gpt2"):
+    if case in CASES:
         return tiny_family(folder, case)
     cutting.saved(case, folder)
     write_plain_tokenizer(folder)
@@ -64,74 +59,72 @@ def opened(case: str) -> tuple[Path, Checkpoint, Any]:
     return path, open_model(path), load(path)
 
 
-def lines(texts: tuple[str, ...] = LINES) -> Dataset:
-    return Dataset("lm", PlainText((Path("text"),), texts))
+def lines(texts: tuple[str, ...] = LINES, task: Any = "lm") -> Dataset:
+    return Dataset(task, PlainText((Path("text"),), texts))
 
 
 def pairs(texts: tuple[str, ...] = LINES) -> Dataset:
-    return Dataset("translation", ParallelText("val", dict.fromkeys(PAIR, texts)), (PAIR,))
+    sides = dict(zip(PAIR, (texts, texts[:1] * len(texts)), strict=True))
+    return Dataset("translation", ParallelText("val", sides), (PAIR,))
 
 
-def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any) -> dict[Kind, Scores]:
-    fields = gradient_fields(checkpoint, runner, data, {kind: axes_of(checkpoint, kind) for kind in kinds})
-    return {kind: scores_of(checkpoint, **own) for kind, own in fields.items()}
+def score_units(checkpoint: Any, runner: Any, data: Dataset, kinds: Any, *more: Any) -> dict[Kind, Scores]:
+    axes = {kind: axes_of(checkpoint, kind) for kind in kinds}
+    return gradient_scores(checkpoint, runner, data, axes, *more)
 
 
-def tokens_of(tokenizer: Any, line: str) -> torch.Tensor:
-    """`[1, tokens]`, which begin with the token of a beginning."""
-    ids = tokenizer(line, return_tensors="pt")["input_ids"]
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    return ids if ids[0, 0] == start else torch.cat([torch.tensor([[start]]), ids], dim=1)
+def batches_of(path: Path, model: Any, data: Dataset) -> list[Batch]:
+    """A batch for each example."""
+    return task_batches(load_tokenizer(path), model, data, 1)
 
 
-@pytest.mark.parametrize("case", OUTPUTS)
-def test_scores_are_the_gradients_of_masks(case):
+def loss_of(batch: Batch, run: Callable[..., Any]) -> torch.Tensor:
+    return functional.cross_entropy(run(**batch.inputs).logits[0], batch.labels[0])
+
+
+@pytest.mark.parametrize("per", ["example", "token"])
+@pytest.mark.parametrize("case", [*own_layouts(FAMILIES), "gemma2", "gpt_neox", "qwen3_moe"])
+def test_scores_are_the_gradients_of_masks(case, per):
+    """Absolute values of examples or of their positions; squares of the latter for a language model's hidden units."""
     path, checkpoint, model = opened(case)
-    is_pair = case == "nllb-moe"
-    kinds = ["head", "layer", *(["unit"] if "unit" in OUTPUTS[case] else [])]
-    kinds += ["expert"] if "moe" in case else []
-    data = pairs() if is_pair else lines()
-    scores = score_units(checkpoint, InMemory(model), data, kinds)
-    assert {*scores} == {*kinds}
-    axes = {axis.name: axis for kind in kinds for axis in axes_of(checkpoint, kind)}
-    mixed = {name: axis for name, axis in axes.items() if axis.kind in OUTPUTS[case]}
-    by_token = {name for name, axis in mixed.items() if axis.kind == "unit" and not is_pair}
-    stacks = {}
-    for layer in checkpoint.layout.layers:
-        stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
-    down = ".fc2_weight" if is_pair else ".down_proj"
-    mixtures = [(name, axis.module) for name, axis in axes.items() if axis.kind == "expert"]
-    experts = {name: f"{module if is_pair else name}{down}" for name, module in mixtures}
-    tokenizer, total, tokens = load_tokenizer(path), {}, 0
-    for line in LINES:
-        length = tokens_of(tokenizer, line).shape[1]
-        tokens += length
-        inputs = {
-            name: (
-                f"{axis.module}{OUTPUTS[case][axis.kind]}",
-                (length, len(axis.ids)) if name in by_token else (len(axis.ids),),
-            )
-            for name, axis in mixed.items()
-        }
-
-        def loss(run, line=line):
-            if is_pair:
-                tokenizer.src_lang, tokenizer.tgt_lang = PAIR
-                rows = tokenizer(line, text_target=line, return_tensors="pt")
-                logits = run(**rows).logits[0]
-                return functional.cross_entropy(logits, rows["labels"][0])
-            ids = tokens_of(tokenizer, line)
-            return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
-
-        for name, own in mask_gradients(model, loss, inputs, stacks, experts).items():
-            values = own.square().sum(dim=0) if name in by_token else own.abs()
-            total[name] = total.get(name, 0) + values.numpy()
-    for kind in kinds:
-        for name, own in scores[kind].means().items():
-            if is_pair and kind == "expert":  # the reference leaves out the output's bias
+    task = CASES[case].task if case in CASES else "lm"
+    is_pair, is_lm, layout = task == "translation", task == "lm", checkpoint.layout
+    data = pairs() if is_pair else lines(task=task)
+    mixing = {axis_name(layer.name, "head"): layer.output for layer in layout.attentions}
+    mixing |= {axis_name(layer.name, "unit"): layer.output for layer in layout.ffns if not layer.is_sparse}
+    axes = {
+        kind: [axis for axis in axes_of(checkpoint, kind) if axis.name in mixing] for kind in ("head", "unit")
+    }
+    mixed, stacks, experts = [*axes["head"], *axes["unit"]], {}, {}
+    if per == "example":
+        axes["layer"] = axes_of(checkpoint, "layer")
+        for layer in layout.layers:
+            stacks.setdefault(f"{layer.side}.layers", []).append(layer.name)
+        axes["expert"] = axes_of(checkpoint, "expert") if "moe" in case else []
+        # The reference leaves out the bias of NLLB-MoE's experts.
+        experts = {axis.name: f"{axis.name}.down_proj" for axis in axes["expert"] if not is_pair}
+    axes = {kind: own for kind, own in axes.items() if own}
+    scores = gradient_scores(checkpoint, InMemory(model), data, axes, 1 if axes.get("expert") else 40, per)
+    assert {*scores} == {*axes}
+    total, count = defaultdict(float), defaultdict(int)
+    for batch in batches_of(path, model, data):
+        inputs = {}
+        for axis in mixed:
+            side = "attention_mask" if axis.side == "encoder" else "decoder_attention_mask"
+            positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
+            by_token = per == "token" or (is_lm and axis.kind == "unit")
+            inputs[axis.name] = mixing[axis.name], (positions if by_token else 1, axis.count)
+        for name, own in mask_gradients(model, partial(loss_of, batch), inputs, stacks, experts).items():
+            values = own.square() if is_lm and name.endswith(".units") else own.abs()
+            rows = values.reshape(-1, own.shape[-1])
+            total[name] += rows.sum(dim=0).numpy()
+            count[name] += len(rows)
+    for found in scores.values():
+        for name, own in found.means().items():
+            assert np.any(own), name
+            if is_pair and name.endswith(".experts"):
                 continue
-            count = tokens if name in by_token else len(LINES)
-            np.testing.assert_allclose(own, total[name] / count, rtol=2e-3, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(own, total[name] / count[name], rtol=2e-3, atol=1e-7, err_msg=name)
 
 
 @pytest.mark.parametrize("shared_out", [False, True])
@@ -142,35 +135,43 @@ def test_units_of_experts_are_scored_by_the_gradients_of_each_token(shared_out, 
     plain, total, tokens = load(path), 0.0, 0
     plain.set_experts_implementation("eager")
     modules = [f"{layer.name}.experts" for layer in checkpoint.mixtures]
-    for line in LINES:
-        ids = tokens_of(load_tokenizer(path), line)
-        tokens += ids.shape[1]
-
-        def loss(run, ids=ids):
-            return functional.cross_entropy(run(input_ids=ids).logits[0, :-1], ids[0, 1:])
-
-        total = total + torch.stack(expert_mask_squares(plain, loss, modules)).numpy()
+    for batch in batches_of(path, model, lines()):
+        tokens += batch.inputs["input_ids"].shape[1]
+        total = total + torch.stack(expert_mask_squares(plain, partial(loss_of, batch), modules)).numpy()
     for layer, own in zip(checkpoint.mixtures, total / tokens, strict=True):
         for expert, expected in enumerate(own):
             name = f"{layer.expert_prefix.format(expert=expert)}.units"
             np.testing.assert_allclose(scores[name], expected, rtol=2e-3, atol=1e-12, err_msg=name)
 
 
+EVERY = ("head", "unit", "layer")
+
+
 @pytest.mark.parametrize(
-    ("case", "kinds"),
-    [*((case, ("head", "unit", "layer")) for case in OUTPUTS), ("qwen3_moe", ("unit",))],
+    ("case", "kinds", "per"),
+    [
+        *((case, EVERY, "example") for case in ("llama", "gpt2", "gpt_neox", "qwen3_moe", "nllb-moe")),
+        *((case, EVERY, "token") for case in ("nllb-moe", "t5", "bert", "gemma2")),
+        ("qwen3_moe", ("unit",), "example"),
+    ],
 )
-def test_layer_by_layer_scores_are_the_same(case, kinds):
+def test_layer_by_layer_scores_are_the_same(case, kinds, per):
     path = made(case)
-    checkpoint, data = open_model(path), pairs() if case == "nllb-moe" else lines()
+    checkpoint, data = open_model(path), lines(task="mlm" if case == "bert" else "lm")
+    if case in ("nllb-moe", "t5"):
+        data = pairs()
+    whole, by_layer = (make_runner(checkpoint, CPU, torch.float32, memory) for memory in (None, 2 << 30))
+    batch_tokens = 1 if case == "qwen3_moe" else 40  # with units of experts, batches hold an example each
     wanted, found = (
-        score_units(checkpoint, make_runner(checkpoint, CPU, torch.float32, memory), data, kinds)
-        for memory in (None, 2 << 30)
+        score_units(checkpoint, runner, data, kinds, batch_tokens, per) for runner in (whole, by_layer)
     )
     for kind in kinds:
         for name, own in wanted[kind].values.items():
             assert np.asarray(own).any() or ".experts." in name, name  # some experts get no token
             np.testing.assert_allclose(found[kind].values[name], own, rtol=1e-4, atol=1e-9, err_msg=name)
+    assert by_layer.report.readings == 1
+    assert by_layer.report.bytes_read < 2 * checkpoint.total_bytes
+    assert all(parameter.grad is None for parameter in by_layer.model.parameters())
 
 
 def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
@@ -185,17 +186,11 @@ def slope(model: Any, batch: Batch, scale: Callable[[Any, float], None]) -> Any:
     return pytest.approx(abs(losses[0] - losses[1]) / 0.002, rel=0.05, abs=5e-4)
 
 
-def first_batch(path: Path, model: Any, data: Dataset) -> Batch:
-    """The batch of the only example."""
-    (batch,) = task_batches(load_tokenizer(path), model, data, 1, None)
-    return batch
-
-
 @pytest.mark.parametrize("case", ["deepseek_v2", "aria_text", "gpt_oss", "granitemoe", "falcon_mamba"])
 def test_units_that_lie_otherwise_than_side_by_side_in_one_linear_layer(case):
     """Two shared experts side by side, a stack of experts, two readers: by differences of an example's loss."""
     path, checkpoint, model = opened(case)
-    names, batch = StockNames(checkpoint, model), first_batch(path, model, lines(LINES[:1]))
+    names, (batch,) = StockNames(checkpoint, model), batches_of(path, model, lines(LINES[:1]))
     every = axes_of(checkpoint, "unit")
     scores = gradient_sums(InMemory(model), checkpoint, every, [batch])
     axes = [axis for axis in every if names.stacked(outputs(axis.carriers)[0]) is None]
@@ -220,10 +215,9 @@ def test_channels_are_scored_by_what_norms_hand_on(case):
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "model.norm")):
             module.register_forward_hook(lambda _, __, found: outputs.append(found[0]))
-    tokenizer = load_tokenizer(path)
-    for line in LINES:
+    for batch in batches_of(path, model, lines()):
         with torch.no_grad():
-            model(input_ids=tokens_of(tokenizer, line))
+            model(**batch.inputs)
     expected = sum(row.abs() for rows in outputs for row in rows) / len(LINES)
     for scores in (alone, beside):
         assert scores.method == "norm-output"
@@ -236,7 +230,7 @@ def test_experts_of_classes_with_modules_of_their_own(case):
     path, checkpoint, model = opened(case)
     data = (pairs if case == "switch_transformers" else lines)(LINES[:1])
     scores = score_units(checkpoint, InMemory(model), data, ("expert",))["expert"].values
-    names, batch = StockNames(checkpoint, model), first_batch(path, model, data)
+    names, (batch,) = StockNames(checkpoint, model), batches_of(path, model, data)
     for layer in checkpoint.mixtures:
         own = scores[f"{layer.name}.experts"]
         expert = int(np.argmax(own))

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from prunecli.architectures.records import FeedForward, Stack, TensorSpec
 from prunecli.model.checkpoint import open_model
-from prunecli.model.patchwork import NoHeads, OnlyBias
+from prunecli.model.patchwork import NoHeads, Nothing, OnlyBias, remove_ffn
 from tests.contracts.method_contract import logits_of
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_changed
 from tests.opening import load
@@ -69,3 +70,13 @@ def test_without_heads_only_the_bias_remains():
         NoHeads(torch.nn.Embedding(5, 8), 2)(torch.ones(3, 4, dtype=torch.long)), torch.zeros(3, 4, 2)
     )
     assert not list(NoHeads(stock, 8).parameters())
+
+
+def test_an_ffn_goes_whose_layers_the_files_call_otherwise():
+    """EXAONE's files call Llama's `mlp.gate_proj` `mlp.c_fc_0`."""
+    model = load(tiny("source", "llama"))
+    ffn = FeedForward("mlp", "width", (), (TensorSpec("c_fc_0.weight", (), "ffn"),))
+    names = {"transformer.h.1.mlp.c_fc_0.weight": "model.layers.1.mlp.gate_proj.weight"}
+    stack = Stack("decoder", "transformer.h.{layer}", "depth", (), ffn, ())
+    remove_ffn(model, stack, ffn, 1, names.__getitem__)
+    assert [type(layer.mlp) is Nothing for layer in model.model.layers][:2] == [False, True]

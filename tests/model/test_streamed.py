@@ -10,17 +10,15 @@ import pytest
 from huggingface_hub import hf_hub_download
 
 from prunecli.errors import HubError, UsageError
-from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.options import ExpertOptions
 from prunecli.model import streamed
 from prunecli.model.checkpoint import open_model
 from prunecli.model.streamed import stream_model
 from prunecli.pipeline import apply
-from prunecli.selection.cut import cut
 from prunecli.tensors import copying, writer
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.transaction import NAME, Store
-from tests.contracts.method_contract import digests
+from tests.contracts.method_contract import digests, made_of
 from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 from tests.stock_mixtures import tiny_mixture
@@ -44,7 +42,7 @@ def source(monkeypatch, hub):
 def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     """Half of the experts, at random."""
     chosen = ExpertOptions(metric="random", ratio=ratio)
-    rewrite = cut(opened, plan_experts(opened, chosen))
+    rewrite = made_of(opened, chosen)
     return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
 
@@ -82,7 +80,7 @@ def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
     for name in ("streamed", "local"):
         opening = stream_model("org/tiny", say=said.append) if name == "streamed" else open_model("org/tiny")
         with opening as opened:
-            rewrite = cut(opened, plan_experts(opened, chosen))
+            rewrite = made_of(opened, chosen)
             apply(opened, rewrite, name, shard_bytes=SHARD)
             if name == "streamed":
                 assert sum(opened.traffic) == hub.sent

@@ -1,8 +1,6 @@
 """Random weights of a reduced model are those that its stock class draws, and there are as many as after reducing."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,8 @@ from prunecli.modules.define import DefineEmbedding, DefineOutput
 from prunecli.modules.drawing import random_model
 from prunecli.pipeline import apply
 from prunecli.selection.cut import cut
-from tests.contracts.method_contract import made_of
-from tests.factorised import decided
+from tests import factorised
+from tests.contracts.method_contract import Decide, made_of
 from tests.families.records import CASES, DISTINCT
 from tests.ffn_layouts import tiny
 from tests.opening import load
@@ -33,19 +31,15 @@ def without_heads(source: Checkpoint) -> Rewrite:
     return cut(source, kept_heads({layer.name: kept[number % 3] for number, layer in enumerate(layers)}))
 
 
-def one_wide(source: Checkpoint) -> Rewrite:
-    return made_of(source, FfnOptions(preset="OneWide", dense_only=bool(source.mixtures)))
-
-
 def shared_attentions(source: Checkpoint) -> Rewrite:
     kinds = {layer.kind: "share" for layer in source.layout.attentions}
     return made_of(source, AttentionOptions(**kinds))
 
 
-def drawn(source: Path, reduce: Callable[[Checkpoint], Rewrite]) -> tuple[torch.nn.Module, torch.nn.Module]:
+def drawn(source: Path, reduce: Decide) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The random model of what `reduce` writes, and the result itself, with weights."""
     opened = open_model(source)
-    rewrite = reduce(opened)
+    rewrite = made_of(opened, reduce)
     apply(opened, rewrite, "reduced")
     apply(opened, rewrite, "config", weights=False)
     configured = ConfiguredCheckpoint(Path("config/config.json"), config_of("config"))
@@ -71,7 +65,9 @@ def alike(first: float, second: float, *sizes: int) -> bool:
 
 
 @pytest.mark.parametrize("case", DISTINCT)
-@pytest.mark.parametrize("reduce", [without_heads, one_wide, shared_attentions])
+@pytest.mark.parametrize(
+    "reduce", [without_heads, FfnOptions(preset="OneWide", dense_only=True), shared_attentions]
+)
 def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce):
     source = tiny("model", case)
     model, loaded = drawn(source, reduce)
@@ -101,7 +97,7 @@ def test_each_tensor_is_drawn_as_in_the_stock_class(case, reduce):
 )
 def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case, options):
     source = tiny("model", case)
-    model, loaded = drawn(source, partial(decided, **options))
+    model, loaded = drawn(source, factorised.options(**options))
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
     table = next(iter(CASES[case].input))
     expected, size = stock_spread(source)[f"{table}.weight"]

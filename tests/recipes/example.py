@@ -6,24 +6,24 @@ from prunecli.options import Option, Options, argument, option
 from prunecli.recipes.engine import read_recipe, resolve
 
 
-class Collect(Options):
+class Made(Options):
     checkpoint: Path | None = argument("", "CHECKPOINT", role="input")
-    data: Path | None = option("", role="input")
-    langs: str | None = option("")
     output: Path | None = option("", role="output")
     force: bool = option("", False)
+
+
+class Collect(Made):
+    data: Path | None = option("", role="input")
+    langs: str | None = option("")
     quiet: bool = option("", False)
 
 
-class Prune(Options):
-    checkpoint: Path | None = argument("", "CHECKPOINT", role="input")
+class Prune(Made):
     gates: tuple[Path, ...] = option("", (), role="input")
     ratio: float | None = option("")
     balance: str | None = option("")
     memory: bool = option("", True, flag="--memory/--no-memory")
     keep_at: tuple[int, ...] = option("", (), beside=".steps")
-    output: Path | None = option("", role="output")
-    force: bool = option("", False)
 
 
 class Evaluate(Options):

@@ -1,4 +1,4 @@
-"""Attentions of tiny models, restated by hand: their names and merging."""
+"""Attentions of tiny models, restated by hand: their names, and merging."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +22,8 @@ class AttentionNames:
     norms: tuple[str, ...]
 
 
+_LLAMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",))
+_GEMMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm", "post_attention_layernorm"))
 _SELF = AttentionNames("self_attn", "self_attn.out_proj", ("self_attn_layer_norm",))
 NAMES = {
     "bart": (_SELF, AttentionNames("encoder_attn", "encoder_attn.out_proj", ("encoder_attn_layer_norm",))),
@@ -35,16 +37,22 @@ NAMES = {
     ),
     "bert": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
     "roberta": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
+    "distilbert": (AttentionNames("attention", "attention.out_lin", ("sa_layer_norm",)),),
     "gpt2": (AttentionNames("attn", "attn.c_proj", ("ln_1",)),),
     "opt": (_SELF,),
-    "llama": (AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",)),),
+    "llama": (_LLAMA,),
+    "gemma2": (_GEMMA,),
+    "gemma3_text": (_GEMMA,),
 }
 """Layout -> self-attention, and cross-attention of a decoder beside an encoder. Llama's kin is left out."""
 
 
 def names_of(layout: str) -> tuple[AttentionNames, ...]:
-    """Names of a layout; "opt-narrow" has OPT's."""
-    return NAMES.get(layout.removesuffix("-narrow"), NAMES["llama"])
+    """Names of a layout; "t5-gated" has T5's."""
+    for key in (layout, layout.rpartition("-")[0], "llama"):
+        if key in NAMES:
+            return NAMES[key]
+    raise KeyError(layout)
 
 
 def layers_of(tensors: Iterable[str]) -> list[str]:
@@ -62,12 +70,11 @@ def own_tensors(tensors: Iterable[str], layer: str, attention: AttentionNames) -
 
 
 def shared(
-    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames, init: str
+    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames
 ) -> dict[str, np.ndarray]:
-    """The tensors of the attentions of `layers`, each of which becomes the mean, the first or the last of them."""
+    """The tensors of the attentions of `layers`, each of which becomes their mean."""
     found = {}
     for name in own_tensors(tensors, layers[0], attention):
-        alike = [tensors[f"{layer}.{name}"].astype(np.float64) for layer in layers]
-        merged = {"mean": sum(alike) / len(alike), "first": alike[0], "last": alike[-1]}[init]
-        found |= {f"{layer}.{name}": merged.astype(np.float32) for layer in layers}
+        mean = np.mean([tensors[f"{layer}.{name}"] for layer in layers], axis=0, dtype=np.float64)
+        found |= {f"{layer}.{name}": mean.astype(np.float32) for layer in layers}
     return found

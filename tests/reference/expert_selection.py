@@ -10,13 +10,16 @@ def sorted_experts(values: Sequence[float]) -> list[int]:
 
 
 def fixed_per_layer(
-    encoder: int, decoder: int, width: int, keep: int, balance: Fraction, minimum: int
-) -> tuple[int, int]:
-    """Experts per encoder and per decoder layer: the last decoder count, of all that are tried, that fits."""
+    encoder: int, decoder: int, width: int, keep: int, balance: Fraction, least: int, step: int
+) -> tuple[int, ...]:
+    """Experts per encoder and per decoder layer: the last decoder count, of all that are tried, that fits.
+
+    All counts are multiples of `step`. Without encoder layers there is no balance.
+    """
+    most = width // step * step
     best = None
     for d in range(width * 20 + 1):
-        e = int(balance * d)
-        pair = max(minimum, min(width, e)), max(minimum, min(width, d))
+        pair = tuple(max(least, min(most, int(n) // step * step)) for n in (balance * d, d))
         if encoder * pair[0] + decoder * pair[1] <= keep:
             best = pair
     return best

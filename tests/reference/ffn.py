@@ -1,7 +1,7 @@
-"""Sections 2.1 and 2.2 of 2309.01826, slowly: FFNs as lists of hidden units, and what sharing and dropping saves."""
+"""Sections 2.1 and 2.2 of 2309.01826: FFNs as arrays of hidden units, and what their sharing makes of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,35 +10,32 @@ FUSED = "gate_up_proj"
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One hidden unit: its input vectors (two in a gated FFN) with their biases, and its output vector."""
-
-    inputs: tuple[np.ndarray, ...]
-    biases: tuple[float, ...]
-    output: np.ndarray
-
-    @property
-    def worth(self) -> float:
-        """||row of W1|| x ||row of V|| x ||column of W2||."""
-        return float(np.prod([np.linalg.norm(vector) for vector in (*self.inputs, self.output)]))
-
-
-@dataclass(frozen=True)
 class Ffn:
-    """FFN(x) = sum over units of act(x . w + b) v, plus a bias; gated: act(x . w + b) (x . w' + b')."""
+    """FFN(x) = sum over units of act(x . w + b) v, plus a bias; gated: act(x . w + b) (x . w' + b').
 
-    units: tuple[Unit, ...]
+    Attributes:
+        inputs: `[1 or 2, units, width]`, w of each unit, and w' in a gated FFN.
+        biases: `[1 or 2, units]`.
+        outputs: `[units, width]`, v of each unit.
+        bias: `[width]`.
+    """
+
+    inputs: np.ndarray
+    biases: np.ndarray
+    outputs: np.ndarray
     bias: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.outputs)
+
     def __call__(self, x: np.ndarray, act: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        total = np.zeros_like(x) + self.bias
-        for unit in self.units:
-            first, *gates = (x @ vector + bias for vector, bias in zip(unit.inputs, unit.biases, strict=True))
-            value = act(first)
-            for gate in gates:
-                value = value * gate
-            total += value[..., None] * unit.output
-        return total
+        first, *gates = (x @ own.T + bias for own, bias in zip(self.inputs, self.biases, strict=True))
+        return act(first) * np.prod(gates, axis=0) @ self.outputs + self.bias
+
+    @property
+    def worth(self) -> np.ndarray:
+        """||row of W1|| x ||row of V|| x ||column of W2|| of each unit."""
+        return np.prod(np.linalg.norm([*self.inputs, self.outputs], axis=2), axis=0)
 
 
 def read(tensors: Mapping[str, np.ndarray], axes: Mapping[str, int | None]) -> Ffn:
@@ -47,16 +44,13 @@ def read(tensors: Mapping[str, np.ndarray], axes: Mapping[str, int | None]) -> F
     output = list(axes)[-1].rpartition(".")[0]
     names = [name for name in axes if name.endswith("weight")]
     matrices = {name.rpartition(".")[0]: np.moveaxis(wide[name], int(axes[name] or 0), 0) for name in names}
+    outputs = matrices.pop(output)
     if FUSED in matrices:
-        matrices = dict(zip(("gate", "up"), np.split(matrices[FUSED], 2), strict=True)) | matrices
-        del matrices[FUSED]
-    inputs = [layer for layer in matrices if layer != output]
-    units = []
-    for number, row in enumerate(matrices[output]):
-        biases = (wide[f"{layer}.bias"][number] if f"{layer}.bias" in wide else 0.0 for layer in inputs)
-        vectors = tuple(matrices[layer][number] for layer in inputs)
-        units.append(Unit(vectors, tuple(map(float, biases)), row))
-    return Ffn(tuple(units), wide.get(f"{output}.bias", np.zeros(matrices[output].shape[1])))
+        matrices = dict(zip(("gate", "up"), np.split(matrices[FUSED], 2), strict=True))
+    none = np.zeros(len(outputs))
+    biases = np.stack([wide.get(f"{layer}.bias", none) for layer in matrices])
+    bias = wide.get(f"{output}.bias", np.zeros(outputs.shape[1]))
+    return Ffn(np.stack([*matrices.values()]), biases, outputs, bias)
 
 
 def write(ffn: Ffn, axes: Mapping[str, int | None]) -> dict[str, np.ndarray]:
@@ -73,47 +67,38 @@ def write(ffn: Ffn, axes: Mapping[str, int | None]) -> dict[str, np.ndarray]:
         if axis is None:
             made[name] = ffn.bias
         elif layer == output:
-            made[name] = np.stack([unit.output for unit in ffn.units], axis=axis)
+            made[name] = np.moveaxis(ffn.outputs, 0, axis)
         elif layer == FUSED:
-            made[name] = np.concatenate(
-                [np.stack([unit.inputs[part] for unit in ffn.units]) for part in (0, 1)]
-            )
+            made[name] = np.concatenate(ffn.inputs)
         elif kind == "weight":
-            made[name] = np.stack([unit.inputs[inputs.index(layer)] for unit in ffn.units], axis=axis)
+            made[name] = np.moveaxis(ffn.inputs[inputs.index(layer)], 0, axis)
         else:
-            made[name] = np.array([unit.biases[inputs.index(layer)] for unit in ffn.units])
+            made[name] = ffn.biases[inputs.index(layer)]
     return made
 
 
 def mean(ffns: Sequence[Ffn]) -> Ffn:
     """The mean of the weights, unit by unit."""
-    units = []
-    for alike in zip(*(ffn.units for ffn in ffns), strict=True):
-        inputs = tuple(
-            sum(vectors) / len(ffns) for vectors in zip(*(unit.inputs for unit in alike), strict=True)
-        )
-        biases = tuple(
-            sum(values) / len(ffns) for values in zip(*(unit.biases for unit in alike), strict=True)
-        )
-        units.append(Unit(inputs, biases, sum(unit.output for unit in alike) / len(ffns)))
-    return Ffn(tuple(units), sum(ffn.bias for ffn in ffns) / len(ffns))
+    return Ffn(*(sum(alike) / len(ffns) for alike in zip(*(vars(ffn).values() for ffn in ffns), strict=True)))
 
 
 def concat(ffns: Sequence[Ffn]) -> Ffn:
     """All units side by side: the sum of the FFNs."""
-    return Ffn(tuple(unit for ffn in ffns for unit in ffn.units), sum(ffn.bias for ffn in ffns))
+    inputs, biases = (
+        np.concatenate([getattr(ffn, name) for ffn in ffns], axis=1) for name in ("inputs", "biases")
+    )
+    return Ffn(inputs, biases, np.concatenate([ffn.outputs for ffn in ffns]), sum(ffn.bias for ffn in ffns))
 
 
 def scaled(ffn: Ffn, factor: float) -> Ffn:
     """`factor` times its output."""
-    units = tuple(Unit(unit.inputs, unit.biases, unit.output * factor) for unit in ffn.units)
-    return Ffn(units, ffn.bias * factor)
+    return replace(ffn, outputs=ffn.outputs * factor, bias=ffn.bias * factor)
 
 
 def narrowed(ffn: Ffn, width: int) -> Ffn:
     """The units of the largest products of norms, in their order."""
-    best = sorted(range(len(ffn.units)), key=lambda number: -ffn.units[number].worth)[:width]
-    return Ffn(tuple(ffn.units[number] for number in sorted(best)), ffn.bias)
+    best = np.sort(np.argsort(-ffn.worth, kind="stable")[:width])
+    return Ffn(ffn.inputs[:, best], ffn.biases[:, best], ffn.outputs[best], ffn.bias)
 
 
 def takase_kiyono(layers: int, groups: int, order: str) -> list[int]:

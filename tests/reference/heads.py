@@ -20,9 +20,3 @@ def place_of(model: Mapping[str, Sequence[Fraction]], name: str, head: int) -> t
     """Rank of a head: of equal heads the last of their layers go, and of these those of the last layer."""
     own = sorted(range(len(model[name])), key=lambda other: (-model[name][other], other))
     return own.index(head), list(model).index(name)
-
-
-def kept_values(block: Sequence[int], held: int, kept: Sequence[int]) -> list[int]:
-    """On an axis where `held` heads lie one after another, return the values of the heads at the places `kept`."""
-    width = len(block) // held
-    return [block[place * width + offset] for place in kept for offset in range(width)]

@@ -1,7 +1,7 @@
 """|dL/dxi| for masks xi that are tensors in the graph (1905.10650, eq. 2, for units of any kind), slowly."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -69,29 +69,56 @@ def expert_mask_squares(
     A mask xi multiplies one unit's activation for one token.
 
     Args:
-        loss: from the model to the loss of one example.
-        modules: names of modules with stacked `gate_up_proj` and `down_proj`.
+        loss: from the model to the loss of one example of several tokens.
+        modules: names of modules with a stacked `down_proj`, of a model whose implementation is "eager".
     """
     masks = []
-    with ExitStack() as undone:
+
+    def run(module: Any, given: tuple[Tensor, ...], _: Tensor) -> Tensor | None:
+        if len(given[0]) == 1:  # asked below
+            return None
+        mask = torch.ones(len(given[0]), *module.down_proj.shape[::2], requires_grad=True)
+        masks.append(mask)
+        found = []
+        for own, *token in zip(mask, *(rows.split(1) for rows in given), strict=True):
+            found.append(functional_call(module, {"down_proj": module.down_proj * own[:, None]}, (*token,)))
+        return torch.cat(found)
+
+    with ExitStack() as hooks:
         for name in modules:
-            module = model.get_submodule(name)
-
-            def run(rows: Tensor, chosen: Tensor, weights: Tensor, module: Any = module) -> Tensor:
-                width = module.down_proj.shape[-1]
-                mask = torch.ones(len(rows), module.num_experts, width, requires_grad=True)
-                masks.append(mask)
-                outputs = []
-                for token, row in enumerate(rows):
-                    output = torch.zeros_like(row)
-                    for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
-                        gate, up = (module.gate_up_proj[expert] @ row).chunk(2)
-                        hidden = module.act_fn(gate) * up * mask[token, expert]
-                        output = output + weight * (module.down_proj[expert] @ hidden)
-                    outputs.append(output)
-                return torch.stack(outputs)
-
-            module.forward = run
-            undone.callback(delattr, module, "forward")
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(run))
         found = torch.autograd.grad(loss(model), masks)
     return [own.square().sum(dim=0) for own in found]
+
+
+@contextmanager
+def masking(weight: Tensor, mask: Sequence[float], axis: int) -> Iterator[None]:
+    """Within the block the parts of an output projection that belong to heads are multiplied by their mask."""
+    before = weight.detach().clone()
+    with torch.no_grad():
+        for part, value in zip(weight.chunk(len(mask), axis), mask, strict=True):
+            part.mul_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+@contextmanager
+def passed_by(model: nn.Module, modules: Iterable[str], outputs: Iterable[str] = ()) -> Iterator[None]:
+    """Within the block these layers or norms change nothing, and what these linear layers end adds nothing."""
+    with ExitStack() as hooks:
+        for name in outputs:
+            layer = model.get_submodule(name)
+            hooks.enter_context(layer.register_forward_hook(lambda _, __, made: torch.zeros_like(made)))
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.enter_context(module.register_forward_hook(_hand_on, with_kwargs=True))
+        yield
+
+
+def _hand_on(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Input of a layer, and what it returns beside its output (T5's biases of positions)."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return type(output)([hidden, *output[1:]]) if isinstance(output, (tuple, list)) else hidden

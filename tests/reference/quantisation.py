@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -25,15 +26,9 @@ class Quantised:
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
     """`[rows, n]` numbers without a sign, one after another in int32 words from the lowest bits: `[rows, words]`."""
-    per_word = 32 // bits
-    rows = []
-    for row in numbers.tolist():
-        words = []
-        for start in range(0, len(row), per_word):
-            word = sum(value << (bits * place) for place, value in enumerate(row[start : start + per_word]))
-            words.append(word - (1 << 32) if word >= 1 << 31 else word)
-        rows.append(words)
-    return torch.tensor(rows, dtype=torch.int32)
+    places = torch.arange(0, 32, bits)
+    words = functional.pad(numbers, (0, -numbers.shape[1] % len(places))).unflatten(1, (-1, len(places)))
+    return (words << places).sum(dim=2).int()  # of 32 bits the highest is the sign
 
 
 def float8(values: Tensor, block: tuple[int, int], scale_name: str = "weight_scale_inv") -> Quantised:
@@ -60,27 +55,23 @@ def int8(values: Tensor) -> Quantised:
 
 
 def _groups(
-    values: Tensor, size: int, bits: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Numbers `[outputs, inputs]`, zero points and scales `[outputs, groups]`: any that could be."""
-    outputs, inputs = values.shape
-    groups = -(-inputs // size)
+    values: Tensor, size: int, bits: int, *, ordered: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Numbers `[outputs, inputs]`, zero points and scales `[outputs, groups]`, any that could be; groups `[inputs]`."""
+    generator, (outputs, inputs) = torch.Generator().manual_seed(0), values.shape
+    group = torch.arange(inputs) // size
+    shape = outputs, int(group[-1]) + 1
     numbers = torch.randint(0, 1 << bits, (outputs, inputs), generator=generator)
-    zeros = torch.randint(1, 1 << bits, (outputs, groups), generator=generator)
-    scales = (torch.rand(outputs, groups, generator=generator) * 0.1 + 0.01).half().float()
-    return numbers, zeros, scales
+    zeros = torch.randint(1, 1 << bits, shape, generator=generator)
+    scales = (torch.rand(shape, generator=generator) * 0.1 + 0.01).half().float()
+    return numbers, zeros, scales, group[torch.randperm(inputs, generator=generator)] if ordered else group
 
 
 def gptq(
     values: Tensor, size: int, bits: int = 4, *, ordered: bool = False, newer: bool = False
 ) -> Quantised:
     """`[inputs, outputs]`, words along the inputs; the first format stores zero points less one."""
-    generator = torch.Generator().manual_seed(0)
-    numbers, zeros, scales = _groups(values, size, bits, generator)
-    inputs = values.shape[1]
-    group = torch.arange(inputs) // size
-    if ordered:
-        group = group[torch.randperm(inputs, generator=generator)]
+    numbers, zeros, scales, group = _groups(values, size, bits, ordered=ordered)
     found = scales[:, group] * (numbers - zeros[:, group])
     stored = zeros if newer else zeros - 1
     parts = {
@@ -94,8 +85,7 @@ def gptq(
 
 def awq(values: Tensor, size: int) -> Quantised:
     """`[inputs, outputs]`, words along the outputs in an order of their own."""
-    numbers, zeros, scales = _groups(values, size, 4, torch.Generator().manual_seed(0))
-    group = torch.arange(values.shape[1]) // size
+    numbers, zeros, scales, group = _groups(values, size, 4)
 
     def words(rows: Tensor) -> Tensor:
         eights = rows.reshape(len(rows), -1, 8)
@@ -109,12 +99,8 @@ def compressed(
     values: Tensor, size: int, bits: int = 4, *, symmetric: bool = True, ordered: bool = False
 ) -> Quantised:
     """compressed-tensors' pack-quantized: numbers with a sign, half of their range added; zero points along rows."""
-    generator = torch.Generator().manual_seed(0)
-    numbers, zeros, scales = _groups(values, size, bits, generator)
-    half, inputs = 1 << (bits - 1), values.shape[1]
-    group = torch.arange(inputs) // size
-    if ordered:
-        group = group[torch.randperm(inputs, generator=generator)]
+    numbers, zeros, scales, group = _groups(values, size, bits, ordered=ordered)
+    half = 1 << (bits - 1)
     points = torch.full_like(zeros, half) if symmetric else zeros
     parts = {
         "weight_packed": packed(numbers, bits),

@@ -47,29 +47,29 @@ def sums(tokens: Sequence[Token], experts: int) -> dict[str, list[float]]:
 
 
 def metric(name: str, tokens: Sequence[Token], experts: int) -> list[float]:
-    """One metric of every expert, 0 of those that no token is routed to."""
+    """One metric of every expert."""
     values = []
     for expert in range(experts):
-        own = visits(tokens, expert)
+        own, n = visits(tokens, expert), len(tokens)
         if not own:
             values.append(0.0)
             continue
-        first = [g for rank, g, _ in own if rank == 0]
-        top1, n = len(first) / len(tokens), len(tokens)
-        conf = sum(first) / len(first) if first else 0.0
-        of_each = {
-            "reap": sum(g * f for _, g, f in own) / len(own),
+        first, second = ([g for rank, g, _ in own if rank == place] for place in (0, 1))
+        top1, conf = len(first) / n, sum(first) / len(first) if first else 0.0
+        both = sum(g * f for _, g, f in own)
+        formulas = {
+            "reap": both / len(own),
             "ean": sum(f for _, _, f in own),
             "frequency": float(len(own)),
             "seer": sum(g for _, g, _ in own),
             "man": sum(f for _, _, f in own) / len(own),
             "msan": sum(f * f for _, _, f in own) / len(own),
-            "weighted-ean": sum(g * f for _, g, f in own),
+            "weighted-ean": both,
             "top1": top1,
-            "top2": sum(rank < 2 for rank, _, _ in own) / n,
+            "top2": (len(first) + len(second)) / n,
             "load-balance": top1 * sum(g for _, g, _ in own) / n,
             "importance-vanilla": top1 * conf,
             "importance": top1 * exp(conf),
         }
-        values.append(of_each[name])
+        values.append(formulas[name])
     return values

@@ -1,8 +1,8 @@
-"""Significance, means and correlations of scores, stated slowly."""
+"""Significance and means of scores, stated slowly."""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -33,27 +33,22 @@ def paired_p_value(
     return float((np.sum(centred > real) + 1) / (samples + 1))
 
 
-def mean_of(pairs: dict[str, dict[str, float]], score: str, source: set[str], target: set[str]) -> float:
-    """The mean of a score over the pairs from one of `source` to one of `target`.
-
-    Args:
-        pairs: "SOURCE-TARGET" -> score -> value.
-    """
-    values = []
-    for a in source:
-        for b in target:
-            if a != b and f"{a}-{b}" in pairs:
-                values.append(pairs[f"{a}-{b}"][score])
-    return fmean(values)
+def values_of(pairs, score, source, target):
+    """A score of each pair from one of `source` to one of `target`; `pairs`: "SOURCE-TARGET" -> score -> value."""
+    ends = {pair: pair.split("-") for pair in pairs}
+    return [pairs[pair][score] for pair, (a, b) in ends.items() if a in source and b in target]
 
 
-def differences_of(first, second, score, source, target):
-    """Mean, standard deviation over all of them, lowest and highest of `second - first` of the pairs of `mean_of`."""
-    pairs = [f"{a}-{b}" for a in source for b in target if a != b and f"{a}-{b}" in first]
-    deltas = [second[pair][score] - first[pair][score] for pair in pairs]
-    mean = fmean(deltas)
-    std = math.sqrt(fmean([(delta - mean) ** 2 for delta in deltas]))
-    return {"mean": mean, "std": std, "lowest": min(deltas), "highest": max(deltas)}
+def mean_of(*given):
+    """The mean of `values_of`."""
+    return fmean(values_of(*given))
+
+
+def differences_of(first, second, *chosen):
+    """Mean, standard deviation over all of them, lowest and highest of `second - first` of the pairs of `values_of`."""
+    deltas = [b - a for a, b in zip(*(values_of(own, *chosen) for own in (first, second)), strict=True)]
+    figures = {"mean": fmean(deltas), "std": pstdev(deltas)}
+    return {**figures, "lowest": min(deltas), "highest": max(deltas)}
 
 
 def matthews(labels, chosen):
@@ -71,37 +66,3 @@ def matthews(labels, chosen):
 
     below = covariance(labels, labels) * covariance(chosen, chosen)
     return covariance(labels, chosen) / math.sqrt(below) if below > 1e-12 else 0.0
-
-
-# Pearson's and Spearman's correlation restated slowly and obviously, with the p-value of Student's t.
-
-
-def pearson(first, second):
-    n = len(first)
-    sum_x, sum_y = sum(first), sum(second)
-    product = n * sum(x * y for x, y in zip(first, second, strict=True)) - sum_x * sum_y
-    spread_x = n * sum(x * x for x in first) - sum_x**2
-    spread_y = n * sum(y * y for y in second) - sum_y**2
-    return product / math.sqrt(spread_x * spread_y)
-
-
-def ranks(values):
-    """1 for the smallest; equal values share the mean of their ranks."""
-    return [
-        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
-        for value in values
-    ]
-
-
-def spearman(first, second):
-    return pearson(ranks(first), ranks(second))
-
-
-def p_value(r, n):
-    """P(|T| >= |t|), t = r sqrt((n - 2) / (1 - r^2)), T of Student with n - 2 degrees: its density by trapezoids."""
-    degrees, steps = n - 2, 200_000
-    t = abs(r) * math.sqrt(degrees / (1 - r * r))
-    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(degrees * math.pi)
-    heights = [(1 + (t * i / steps) ** 2 / degrees) ** (-(degrees + 1) / 2) for i in range(steps + 1)]
-    inside = t / steps * (sum(heights) - (heights[0] + heights[-1]) / 2)
-    return 1 - 2 * scale * inside

@@ -2,23 +2,14 @@
 
 import math
 
+import numpy as np
+
 
 def gram_cka(first, second):
     """HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = X X^T, L = Y Y^T and H = I - 1/n (1905.00414, eq. 3 and 4)."""
-
-    def centred(rows):
-        n = len(rows)
-        gram = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
-        by_row = [sum(row) / n for row in gram]
-        overall = sum(by_row) / n
-        return [[gram[i][j] - by_row[i] - by_row[j] + overall for j in range(n)] for i in range(n)]
-
-    def hsic(one, other):
-        n = len(one)
-        return sum(one[i][j] * other[j][i] for i in range(n) for j in range(n)) / (n - 1) ** 2
-
-    k, m = centred(first), centred(second)
-    return hsic(k, m) / math.sqrt(hsic(k, k) * hsic(m, m))
+    centre = np.eye(len(first)) - 1 / len(first)
+    k, m = (centre @ np.matmul(rows, np.transpose(rows)) @ centre for rows in (first, second))
+    return (k * m).sum() / math.sqrt((k * k).sum() * (m * m).sum())
 
 
 def cosine(x, y):
@@ -38,11 +29,6 @@ def lns(first, second, k):
         one, two = neighbours(first, sentence, k), neighbours(second, sentence, k)
         total += len(one & two) / len(one | two)
     return total / len(first)
-
-
-def token_mean(outputs, tokens):
-    """Mean of the first `tokens` rows, one addition at a time."""
-    return [sum(float(row[column]) for row in outputs[:tokens]) / tokens for column in range(len(outputs[0]))]
 
 
 def jaccard(first, second):

@@ -2,20 +2,18 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
+from xml.etree import ElementTree
 
 from tests.pictures import drawn
 
-EMPTY = {"meta", "link", "br"}
 TAGS = (
-    "html head body title style header main nav section h1 h2 h3 h4 p ul ol li a div figure figcaption "
+    "html head meta link body title style header main nav section h1 h2 h3 h4 p ul ol li a div figure figcaption "
     "table caption thead tbody tr th td script code span"
 )
-ALLOWED = set(TAGS.split())
 
 
-class Page(HTMLParser):
+class Page:
     """A page read whole.
 
     Attributes:
@@ -24,77 +22,39 @@ class Page(HTMLParser):
         scripts: those that run.
         nodes: titles of the nodes of the tree of checkpoints.
         headings: (level, text) in order.
-        tags: name -> how often.
         figures: captions of tables and figures.
     """
 
     def __init__(self, source: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.text, self.headings, self.tags, self.figures = "", [], {}, []
-        self.charts = {}
-        self.scripts = []
-        self.nodes = []
-        self._open = []
-        self._collected = ""
-        self._links, self._ids = [], []
         assert source.startswith("<!DOCTYPE html>\n<html ")
-        self.feed(source)
-        self.close()
-        assert not self._open, f"never closed: {self._open}"
-        assert set(self.tags) <= ALLOWED | EMPTY, set(self.tags) - ALLOWED - EMPTY
-        assert len(set(self._ids)) == len(self._ids)
-        assert {link[1:] for link in self._links} <= set(self._ids)
+        self.scripts = re.findall("<script>(.*?)</script>", source, re.DOTALL)
+        charts = re.findall('<script type="application/json">(.*?)</script>', source)
+        source = re.sub("(<script.*?>).*?</script>", r"\1</script>", source, flags=re.DOTALL)
+        page = ElementTree.fromstring(re.sub("<((?:meta|link) .*?)>", r"<\1/>", source))
+        elements = list(page.iter())
+        assert {one.tag for one in elements} <= set(TAGS.split())
+        names = [name for one in elements for name in one.attrib]
+        assert not [name for name in names if name.startswith("on") or name in ("src", "style", "srcset")]
+        ids = [one.get("id") for one in page.iterfind(".//*[@id]")]
+        assert len(set(ids)) == len(ids)
+        assert {one.get("href") for one in page.iter("a")} <= {f"#{name}" for name in ids}
+        assert [one.get("href") for one in page.iter("link")] == ["data:,"]
+        assert not re.search(r"url\(|@import|https?:|@font-face", page.findtext(".//style"))
+        assert all(table[0].tag == "caption" for table in page.iter("table"))
+        captions = [one.findtext("figcaption") for one in page.iter("figure")]
+        self.charts = dict(zip(captions, map(json.loads, charts), strict=True))
+        drawn_in = [(one.get("role"), one.get("aria-label")) for one in page.iterfind(".//*[@class='chart']")]
+        assert drawn_in == [("img", caption) for caption in captions]
+        self.text = "\n".join(page.find("body").itertext())
+        self.nodes = [
+            one.get("title") for one in page.iter("span") if one.get("class", "").startswith("node")
+        ]
+        self.headings = [(int(one.tag[1]), one.text) for one in elements if re.fullmatch("h[1-4]", one.tag)]
+        self.figures = [one.text for one in elements if one.tag in ("caption", "figcaption")]
         levels = [level for level, _ in self.headings]
         assert levels[0] == 1
         assert levels.count(1) == 1
         assert all(below - above <= 1 for above, below in pairwise(levels))
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        assert not [name for name in found if name.startswith("on") or name in ("src", "style", "srcset")], (
-            tag
-        )
-        if "href" in found:
-            if tag == "a":
-                self._links.append(found["href"])
-                assert found["href"].startswith("#")
-            else:
-                assert found["href"] == "data:,"
-        if "id" in found:
-            self._ids.append(found["id"])
-        if found.get("class", "").startswith("node"):
-            self.nodes.append(found["title"])
-        if found.get("class") == "chart":
-            assert found["role"] == "img"
-            assert found["aria-label"] == self.figures[-1]
-        if self._open and self._open[-1][0] == "table":
-            self._open[-1][1].setdefault("first child", tag)
-            assert self._open[-1][1]["first child"] == "caption"
-        if tag not in EMPTY:
-            self._open.append((tag, found))
-            self._collected = ""
-
-    def handle_endtag(self, tag):
-        assert self._open, f"closed but not open: {tag}"
-        assert self._open.pop()[0] == tag
-        if re.fullmatch("h[1-4]", tag):
-            self.headings.append((int(tag[1]), self._collected))
-        if tag in ("caption", "figcaption"):
-            self.figures.append(self._collected)
-
-    def handle_data(self, data):
-        if any(tag == "script" for tag, _ in self._open):
-            if self._open[-1][1]:
-                self.charts[self.figures[-1]] = json.loads(data)
-            else:
-                self.scripts.append(data)
-            return
-        if any(tag == "style" for tag, _ in self._open):
-            assert not re.search(r"url\(|@import|https?:|@font-face", data)
-            return
-        self.text += data + "\n"
-        self._collected += data
 
     def rows(self, caption: str, mark: str) -> list[dict]:
         """Return the data of all layers of the chart with this caption that have this mark."""

@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,38 +12,38 @@ from tests.report import results
 from tests.tiny import change_config, tiny_nllb_moe, write_json
 
 
-def test_results_and_checkpoints_at_any_depth_by_name(tmp_path):
-    tiny_nllb_moe(tmp_path / "b" / "model")
+def test_results_and_checkpoints_at_any_depth_by_name():
+    tiny_nllb_moe("b/model")
     for place, payload in (("a.json", results.latency()), ("b/c/e.json", results.evaluation())):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        write_json(tmp_path / place, payload)
-    found = collect(tmp_path)
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        write_json(place, payload)
+    found = collect(Path())
     assert [one.name for one in found.checkpoints] == ["b/model"]
     assert [name for name, _ in found.of(Latency)] == ["a.json"]
     assert [name for name, _ in found.of(Evaluation)] == ["b/c/e.json"]
     assert found.unreadable == {}
-    assert found.title == tmp_path.name
+    assert found.title == Path.cwd().name
 
 
 @pytest.mark.parametrize(
     "place", [".hidden/e.json", "run.training/e.json", "node_modules/e.json", "1/2/3/4/5/e.json", ".e.json"]
 )
-def test_what_is_stepped_over(tmp_path, place):
-    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-    write_json(tmp_path / place, results.evaluation())
+def test_what_is_stepped_over(place):
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    write_json(place, results.evaluation())
     with pytest.raises(DataError, match="nothing to report"):
-        collect(tmp_path)
+        collect(Path())
 
 
-def test_files_of_others_are_passed_over(tmp_path):
-    write_json(tmp_path / "e.json", results.evaluation())
-    write_json(tmp_path / "tokenizer.json", {"model": {}})
-    write_json(tmp_path / "evaluation.json", {"of": "another tool"})
-    (tmp_path / "notes.json").write_text("{not json")
-    write_json(tmp_path / "inspected.json", {"format": "prunecli.inspect/1"})
-    (tmp_path / "app").mkdir()
-    write_json(tmp_path / "app" / "config.json", {"port": 80})
-    found = collect(tmp_path)
+def test_files_of_others_are_passed_over():
+    write_json("e.json", results.evaluation())
+    write_json("tokenizer.json", {"model": {}})
+    write_json("evaluation.json", {"of": "another tool"})
+    Path("notes.json").write_text("{not json")
+    write_json("inspected.json", {"format": "prunecli.inspect/1"})
+    Path("app").mkdir()
+    write_json("app/config.json", {"port": 80})
+    found = collect(Path())
     assert [*found.documents] == ["e.json"]
     assert not found.checkpoints
     assert not found.unreadable
@@ -59,13 +60,13 @@ def test_files_of_others_are_passed_over(tmp_path):
         ("x.json", '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000, "too deeply|cut short"),
     ],
 )
-def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reason):
-    (tmp_path / name).write_text(text)
-    found = collect(tmp_path)
+def test_damaged_results_are_named_with_what_is_wrong(name, text, reason):
+    Path(name).write_text(text)
+    found = collect(Path.cwd())
     assert not found.documents
     assert list(found.unreadable) == [name]
     assert re.search(reason, found.unreadable[name])
-    assert str(tmp_path) not in found.unreadable[name]
+    assert str(Path.cwd()) not in found.unreadable[name]
 
 
 @pytest.mark.parametrize(
@@ -78,37 +79,37 @@ def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reas
         {"languages": ["only"]},
     ],
 )
-def test_trees_that_are_none_are_refused(tmp_path, change):
+def test_trees_that_are_none_are_refused(change):
     payload = results.languages()
     payload["clustering"]["encoder"] |= change
-    write_json(tmp_path / "l.json", payload)
-    assert "joins no tree" in next(iter(collect(tmp_path).unreadable.values()))
+    write_json("l.json", payload)
+    assert "joins no tree" in next(iter(collect(Path()).unreadable.values()))
 
 
-def test_matrices_without_their_rows_are_refused(tmp_path):
-    write_json(tmp_path / "a.json", {**results.similarity(), "components": {"first": []}})
-    write_json(tmp_path / "b.json", {**results.languages(), "pairs": ["a-b"]})
+def test_matrices_without_their_rows_are_refused():
+    write_json("a.json", {**results.similarity(), "components": {"first": []}})
+    write_json("b.json", {**results.languages(), "pairs": ["a-b"]})
     layers = results.languages()
     layers["experts_per_layer"]["mean"] = []
-    write_json(tmp_path / "c.json", layers)
-    assert list(collect(tmp_path).unreadable) == ["a.json", "b.json", "c.json"]
+    write_json("c.json", layers)
+    assert list(collect(Path()).unreadable) == ["a.json", "b.json", "c.json"]
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    path = tiny_nllb_moe(tmp_path / "model") / "model.safetensors"
+def test_a_damaged_checkpoint_is_named():
+    path = tiny_nllb_moe("model") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
-    broken = tiny_nllb_moe(tmp_path / "reduced")
+    broken = tiny_nllb_moe("reduced")
     (broken / "config.json").write_text('{"prunecli": ')
     (broken / "modeling_prunecli.py").write_text("")
-    found = collect(tmp_path)
+    found = collect(Path())
     assert list(found.unreadable) == ["model", "reduced"]
     assert "model.safetensors" in found.unreadable["model"]
     assert "cut short" in found.unreadable["reduced"]
 
 
-def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
+def test_layers_of_countless_experts_or_heads_are_refused():
     axis = {"model.encoder.layers.0.self_attn.heads": {"kept": [0, 1], "of": 10**9}}
-    change_config(tiny_nllb_moe(tmp_path / "model"), prunecli={"version": 4, "axes": axis})
-    found = collect(tmp_path)
+    change_config(tiny_nllb_moe("model"), prunecli={"version": 4, "axes": axis})
+    found = collect(Path())
     assert list(found.unreadable) == ["model"]
     assert "at most 65,536" in found.unreadable["model"]

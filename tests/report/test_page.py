@@ -19,7 +19,7 @@ from tests.commands.gates import text_statistics
 from tests.commands.heads import scored
 from tests.report import results
 from tests.report.pages import Page
-from tests.tiny import change_config, tiny_nllb_moe, write_json
+from tests.tiny import change_config, fewer_experts, tiny_nllb_moe, write_json
 
 HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
 
@@ -94,13 +94,10 @@ def test_scores_by_text_and_divergence_by_position():
 
 def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path_factory):
     original = source_of(tiny_nllb_moe(tmp_path_factory.mktemp("elsewhere") / "full"))
-    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
     for count, balance in ((2, "1:1"), (3, "3:1"), (4, "1:1"), (6, "3:1")):
-        step = {"command": "prune-experts", "arguments": {"ratio": 1 - count / 8, "balance": balance}}
-        experts = {layer: list(range(count)) for layer in layers}
-        mark = {"version": 1, "experts": experts, "original_experts": dict.fromkeys(layers, 8)}
-        mark["history"] = [step | {"source": original}]
-        tiny_nllb_moe(f"kept-{count}", experts=count, config={"prunecli": mark})
+        arguments = {"ratio": 1 - count / 8, "balance": balance}
+        step = {"command": "prune-experts", "arguments": arguments, "source": original}
+        fewer_experts(f"kept-{count}", range(count), step)
     names = [f"kept-{count}" for count in (2, 3, 4, 6)]
     payload = results.evaluation([original, *(source_of(name) for name in names)])
     row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
@@ -334,15 +331,12 @@ def test_correlations_of_heads():
     says(found, "de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25")
 
 
-def test_texts():
-    texts = compare_by_text(text_statistics(), LanguageOptions(), ())
-    found = page(texts=texts.to_json())
-    assert found.sections() == ["Texts"]
+def test_texts_and_their_gate_statistics():
+    gates = text_statistics()
+    texts = compare_by_text(gates, LanguageOptions(), ())
+    found = page(texts=texts.to_json(), gates={**gates.header([], None), **gates.to_json()})
+    assert found.sections() == ["Experts", "Texts"]
     says(found, "3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp")
 
-
-def test_gate_statistics_of_texts():
-    gates = text_statistics()
-    found = page(gates={**gates.header([], None), **gates.to_json()})
     assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
     assert "3 texts." in found.text

@@ -1,7 +1,6 @@
 """The page of the demo in a real browser: every chart is drawn, nothing is wider than the screen."""
 
 import shutil
-import tempfile
 import time
 
 import pytest
@@ -46,12 +45,9 @@ def page(shared_path):
 @pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api")
-    # A profile of its own: an empty one.
-    with playwright.sync_playwright() as driver, tempfile.TemporaryDirectory() as profile:
-        opened = driver.chromium.launch_persistent_context(
-            profile, executable_path=BROWSER, args=OPTIONS, offline=True
-        )
-        yield opened
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        yield opened.new_context(offline=True)
         opened.close()
 
 

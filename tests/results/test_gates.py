@@ -17,7 +17,6 @@ from prunecli.results.gates import (
     OUTPUTS_FORMAT,
     TEXT_SUMS,
     GateStatistics,
-    merge,
     read_gates,
     read_outputs,
     write_outputs,
@@ -33,9 +32,9 @@ from tests.tiny import json_of, tiny_nllb_moe, write_json
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
 
-def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
+def statistics(pairs: Sequence[str], **changes: Any) -> GateStatistics:
     entries = {pair: random_sums(sum(map(ord, pair)), 4, 8) for pair in pairs}
-    return changed(gate_statistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
+    return changed(gate_statistics(LAYERS, entries), **changes)
 
 
 TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
@@ -43,7 +42,7 @@ TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
 
 def text_statistics(texts: Sequence[str]) -> GateStatistics:
     entries = {text: random_sums(sum(map(ord, text)), 2, 6, TEXT_SUMS) for text in texts}
-    return gate_statistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32")
+    return gate_statistics(TEXT_LAYERS, entries, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,16 @@ def test_what_is_written_is_read_back_bit_for_bit(given, entry, counts):
 def test_merged_texts_are_added_and_the_largest_norm_stays():
     one, other = text_statistics(["code"]), text_statistics(["web"])
     other = changed(other, entries={"code": other.entries["web"]})
-    a, b, merged = one.entries["code"], other.entries["code"], merge([one, other], "ab").entries["code"]
+    a, b, merged = (
+        one.entries["code"],
+        other.entries["code"],
+        GateStatistics.merged([one, other], "ab").entries["code"],
+    )
     for name in TEXT_SUMS:
         for row in range(2):
             pairs = zip(np.ravel(getattr(a, name)[row]), np.ravel(getattr(b, name)[row]), strict=True)
             expected = [max(x, y) if name == "norm_max" else x + y for x, y in pairs]
             assert np.ravel(getattr(merged, name)[row]).tolist() == expected
-    with pytest.raises(StatisticsError, match="cannot be merged: fingerprint"):
-        merge([one, statistics(["a-b"], "sha256:1")], "ab")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_merged_texts_are_added_and_the_largest_norm_stays():
 )
 def test_statistics_of_different_runs_are_not_merged(changes, field):
     with pytest.raises(StatisticsError, match=f"one.json and two.json cannot be merged: {field}"):
-        merge([statistics(["a-b"]), statistics(["a-b"], **changes)], ["one.json", "two.json"])
+        GateStatistics.merged([statistics(["a-b"]), statistics(["a-b"], **changes)], ["one.json", "two.json"])
 
 
 def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name():
@@ -106,9 +107,9 @@ OF_PAIR = partial(setting, "entries", "a-b")
 
 TWO_LINES = r"gates\.json[^\n]*\n?[^\n]*$"
 DAMAGES = (
-    *(OF_PAIR("gate_sum", 1, 2, to=float("nan")), OF_PAIR("gate_sum", 1, 2, to=10**400)),
-    *(OF_PAIR("top1", 0, 0, to=1e308), OF_PAIR("top1", 0, 0, to=-1), OF_PAIR("top1", 0, 0, to=0.5)),
-    *(OF_PAIR("top2", to=[]), OF_PAIR("top2", 0, to=[]), OF_PAIR(to={}), setting("entries", to={})),
+    *(OF_PAIR("gate_sum", 1, 2, to=bad) for bad in (float("nan"), 10**400)),
+    *(OF_PAIR("top1", 0, 0, to=bad) for bad in (1e308, -1, 0.5)),
+    *(OF_PAIR("top2", to=[]), OF_PAIR("top2", 0, to=[]), OF_PAIR(to={})),
     setting("format", to="prunecli.heads/1"),
     *(setting("mode", to="guessed"), setting("model", to="nllb")),
     lambda payload: payload["entries"].update(a=payload["entries"].pop("a-b")),
@@ -118,7 +119,6 @@ DAMAGES_OF_TEXTS = (
     (setting("entries", to={}), "entries: Dictionary should have at least 1 item"),
     (setting("mode", to="forced"), "mode is 'forced' in a file of prunecli.gates/2"),
     (lambda payload: payload["entries"]["code"].pop("norm_max"), "code: norm_max is missing"),
-    (setting("entries", "code", "routed", 0, 0, to=0.5), "entries.code: routed holds fractions"),
     (setting("format", to="prunecli.gates/1"), "mode is 'text'"),
 )
 
@@ -140,7 +140,7 @@ def test_damaged_statistics_are_refused(given, spoil, message):
 
 def test_statistics_match_the_model_that_was_run():
     checkpoint = open_model(tiny_nllb_moe("model"))
-    given = statistics(["a-b"], checkpoint.fingerprint)
+    given = statistics(["a-b"], fingerprint=checkpoint.fingerprint)
     match_gates(given, checkpoint)
     match_gates(changed(given, fingerprint=None), checkpoint)  # published files name no model
     for other, message in (

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.commands.gates import EXPERTS, LAYERS, statistics, text_statistics
 from tests.commands.heads import scored
 from tests.families import tiny_family
 from tests.report import results as files
+from tests.tiny import write_json
 
 LATENCY, FINETUNE = files.latency((1, 8)), files.finetune()
 EFFECTS = {"base": 30.0, "only": {"a": [29.5, 31.0]}, "p_value": {"a": [0.5, 0.03]}}
@@ -28,7 +30,12 @@ ALL_BUT_ONE = {
 }
 
 
-def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
+def read(payload: Any) -> Any:
+    """The result that is stored so."""
+    return results.read(write_json("result.json", payload))
+
+
+def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation():
     figures = {"tokens_per_second": {"mean": 9.0, "std": 0.5}, "speedup": {"median": 2.0, "deviation": 0.25}}
     payload = files.latency()
     payload["results"][0]["timings"][0] |= figures
@@ -38,7 +45,7 @@ def test_speeds_of_0_2_0_had_mean_and_std_or_median_and_deviation(read):
     assert "speedup_mean" not in speed
 
 
-def test_head_importance_is_the_mean_of_the_sums(read):
+def test_head_importance_is_the_mean_of_the_sums():
     tiny_family("m", "marian")
     payload = scored(open_model("m"))
     found = read(payload).frame("heads")
@@ -61,7 +68,7 @@ def test_head_importance_is_the_mean_of_the_sums(read):
         ),
     ],
 )
-def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
+def test_the_best_head_on_its_own_text_or_on_another(reported, best):
     result = read({**ALL_BUT_ONE, **({} if reported is None else {"reported": reported})})
     assert result.frame("best")[["head", "only", "change", "p_value"]].values.tolist() == [best]
     heads = result.frame("heads")
@@ -87,13 +94,13 @@ GATES = statistics(("qba", "qbo")).to_json()
     ],
 )
 @pytest.mark.parametrize("at", ["mean", "scores"])
-def test_what_is_said_of_scores_has_its_form(read, scores, message, at):
+def test_what_is_said_of_scores_has_its_form(scores, message, at):
     payload = {"format": "prunecli.evaluation/1", "task": "lm", "results": [{"checkpoint": "a", at: scores}]}
     with pytest.raises(DataError, match=rf"results\.0\.{at}: {message}"):
         read(payload)
 
 
-def test_a_table_that_is_not_there_is_named_with_those_that_are(read):
+def test_a_table_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(DataError, match="no table 'sizes'") as error:
         read(LATENCY).frame("sizes")
     assert error.value.remedy == "It has speed, size."
@@ -110,13 +117,13 @@ def test_what_is_no_json(text, message):
         results.read(path)
 
 
-def test_a_training_s_log(read):
+def test_a_training_s_log():
     training, validation = (read(FINETUNE).frame(name) for name in ("training", "validation"))
     assert training["loss"].tolist() == [4.0, 3.0, 2.0]
     assert validation["chrf++"].tolist() == [52.0, 53.0]
 
 
-def test_what_shrink_tried_need_not_name_its_metrics(read):
+def test_what_shrink_tried_need_not_name_its_metrics():
     tried = {
         "shares": {"heads": 0.5},
         "stage": "curve",
@@ -128,7 +135,7 @@ def test_what_shrink_tried_need_not_name_its_metrics(read):
     assert read(payload).tables()["tried"][0]["heads"] == 0.5
 
 
-def test_gates(read):
+def test_gates():
     held = statistics()
     found = read(held.to_json()).frame("gates")
     assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
@@ -138,13 +145,13 @@ def test_gates(read):
     assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
 
 
-def test_gates_of_texts(read):
+def test_gates_of_texts():
     frame = read(text_statistics().to_json()).frame("gates")
     assert len(frame) == 3 * 2 * EXPERTS
     assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
 
 
-def test_texts(read):
+def test_texts():
     texts = compare_by_text(text_statistics(), LanguageOptions(), ())
     result = read(texts.to_json())
     assert result == texts
@@ -156,7 +163,7 @@ def test_texts(read):
             read({**texts.to_json(), **damage})
 
 
-def test_latency(read):
+def test_latency():
     result = read(LATENCY)
     speed, size = result.frame("speed"), result.frame("size")
     assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
@@ -227,7 +234,7 @@ ALL = [*(getattr(files, name)() for name in WRITTEN.split()), SELECTED, FFNS, EM
 
 
 @pytest.mark.parametrize("payload", ALL)
-def test_what_is_read_is_written_again(read, payload):
+def test_what_is_read_is_written_again(payload):
     payload = {**payload, "of_a_later_version": [1]}
     assert json.loads(json.dumps(read(payload).to_json())) == payload
 
@@ -250,6 +257,6 @@ def test_what_is_read_is_written_again(read, payload):
         ({**FITTED, "input": {"errors": []}}, "input.explained_variance: Field required"),
     ],
 )
-def test_refused(read, payload, message):
+def test_refused(payload, message):
     with pytest.raises((DataError, StatisticsError), match=message):
         read(payload)

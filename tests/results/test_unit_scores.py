@@ -10,8 +10,9 @@ import pytest
 
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import open_model
+from prunecli.model.find_axes import axes_of
 from prunecli.results.matching import match_scores, scores_for
-from prunecli.results.unit_scores import Effects, Method, Reported, Scores, merge, read_scores
+from prunecli.results.unit_scores import Effects, Method, Reported, Scores, read_scores
 from tests.contracts import method_contract
 from tests.contracts.test_heads_method import keeping_heads
 from tests.results.tables import setting
@@ -99,16 +100,22 @@ def test_sums_and_examples_add_up_in_any_order():
         return (draw.integers(0, 9, count) / 4).tolist()
 
     parts = [scores(examples=n, values={A: quarters(2), B: quarters(3), C: []}) for n in (3, 5, 8)]
-    whole = merge(parts, "abc")
+    whole = Scores.merged(parts, "abc")
     assert (whole.examples, whole.counts[AT]) == (16, 16)
     np.testing.assert_array_equal(whole.values[BT], np.sum([part.values[BT] for part in parts], axis=0))
-    assert whole == merge(parts[::-1], "abc") == merge([merge(parts[:2], "ab"), parts[2]], "ab")
+    assert (
+        whole
+        == Scores.merged(parts[::-1], "abc")
+        == Scores.merged([Scores.merged(parts[:2], "ab"), parts[2]], "ab")
+    )
     first = parts[0].model_copy(update={"whole_files": True, "texts": ["a"], "split": "dev"})
-    other = merge([first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})], "ab")
+    other = Scores.merged(
+        [first, parts[1].model_copy(update={"whole_files": False, "texts": ["b", "a"]})], "ab"
+    )
     assert (other.whole_files, other.mixed, whole.mixed) == (None, True, False)
     assert (other.texts, other.split) == (["a", "b"], "dev")
-    assert merge(parts[:1], "a") == parts[0]
-    both = merge([layers(), layers()], "ab")
+    assert Scores.merged(parts[:1], "a") == parts[0]
+    both = Scores.merged([layers(), layers()], "ab")
     assert (both.distances["decoder.layers"][0], both.counts) == ([0.0, 2.0, 4.0], {"decoder.layers": 8})
 
 
@@ -119,28 +126,26 @@ def test_sums_and_examples_add_up_in_any_order():
         (scores(task="lm"), "task is 'mlm' and 'lm'"),
         (scores(ids={A: (0, 2), B: (0, 2, 3), C: ()}), "ids is"),
         (scores(per="token"), "per is"),
-        (scores("ablation"), "no sums"),
+        (scores("ablation"), "method is"),
         (layers(), "kind is"),
     ],
 )
 def test_scores_that_do_not_go_together_are_not_merged(other, message):
     with pytest.raises(StatisticsError, match=message):
-        merge([scores(), other], ["one.json", "other.json"])
+        Scores.merged([scores(), other], ["one.json", "other.json"])
+    with pytest.raises(StatisticsError, match="the method ablation are no sums"):
+        Scores.merged([scores("ablation")] * 2, "ab")
 
 
 DAMAGES = {
     "0.2.0": [
-        (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
-        (setting("method", to="ablation"), "metric or base is missing"),
         (setting("importance", to="token"), "counts are not those of the axes"),
         *((setting("heads", to=7), "damaged"), (setting("model", to=3), "damaged")),
         (setting("model", to={}), "no fingerprint"),
-        (setting("sum", A, to=[1.0]), "values are not those of the units"),
     ],
     "gradient": [
-        (setting("format", to="prunecli.gates/1"), 'this prunecli reads "prunecli.scores/1"'),
-        (setting("format", to="prunecli.scores/2"), "use the prunecli"),
-        (setting("method", to="cosine"), "method is 'cosine', not one of gradient"),
+        (setting("format", to="prunecli.scores/2"), 'this prunecli reads "prunecli.scores/1"'),
+        (setting("method", to="cosine"), "method is 'cosine', not one of gradient, ablation, all-but-one"),
         (setting("method", to="ablation"), "metric or base is missing"),
         (setting("examples", to=0), "examples: .*greater than or equal to 1"),
         (setting("counts", to={}), "counts are not those of the axes"),
@@ -195,7 +200,8 @@ def scored(path: Path, kind: Any = "head") -> Scores:
 
 
 def check(made: Scores, path: Path) -> Scores:
-    return match_scores(made, open_model(path))
+    checkpoint = open_model(path)
+    return match_scores(made, checkpoint, axes_of(checkpoint, made.kind))
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:
@@ -230,7 +236,8 @@ def test_scores_that_lack_heads_of_the_model_do_not_match():
         check(made.model_copy(update={"ids": {**made.ids, AT: [0]}}), source)
     path = written(Path("heads.json"), made)
     checkpoint = open_model(tiny_nllb_moe("larger", layers=3))
+    axes = axes_of(checkpoint, "head")
     with pytest.raises(StatisticsError, match=f"{path}: The scores are of another model"):
-        scores_for(checkpoint, (path,), "head")
+        scores_for(checkpoint, (path,), axes)
     with pytest.raises(StatisticsError, match="no such file"):
-        scores_for(checkpoint, (Path("none.json"),), "head")
+        scores_for(checkpoint, (Path("none.json"),), axes)

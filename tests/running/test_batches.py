@@ -1,5 +1,6 @@
 """Losses of batches against one example at a time (tests/reference/losses.py)."""
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,6 @@ from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny, tiny_family
 from tests.opening import load
 from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss
-from tests.tiny import tiny_nllb_moe
 
 TEXT = ParallelText(
     "t",
@@ -43,20 +43,13 @@ LINES = TEXT.sentences["eng_Latn"][:4]
 @pytest.fixture(scope="module")
 def made(shared_path):
     """(family, class or None) -> (model, tokenizer), each loaded once."""
-    held = {}
 
+    @cache
     def make(family, cls=None, **changes):
-        key = f"{family}-{cls}-{sorted(changes.items())}"
-        if key not in held:
-            if cls is not None:
-                changes["architectures"] = [cls]
-            path = (
-                tiny_nllb_moe(shared_path / key)
-                if family == "nllb-moe"
-                else tiny_family(shared_path / key, family, **changes)
-            )
-            held[key] = load(path), load_tokenizer(path)
-        return held[key]
+        if cls is not None:
+            changes["architectures"] = [cls]
+        path = tiny_family(shared_path / f"{family}-{cls}-{changes}", family, **changes)
+        return load(path), load_tokenizer(path)
 
     return make
 
@@ -148,9 +141,8 @@ def test_a_model_without_the_head(made, family, task, can):
     model, _ = made(family)
     for able in can.split(", "):
         require_task(model, able)
-    with pytest.raises(UnsupportedModelError, match=task) as caught:
+    with pytest.raises(UnsupportedModelError, match=rf"{task}.*\nIt can do: {can}\.$"):
         require_task(model, task)
-    assert caught.value.remedy == f"It can do: {can}."
 
 
 def test_a_regression_head_is_refused(made):

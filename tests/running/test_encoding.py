@@ -31,8 +31,6 @@ from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import PAIRS
 
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
-
 
 def opened(path):
     return load_tokenizer(path), load(path)
@@ -113,16 +111,16 @@ def test_texts_are_packed_and_ended(models, family, context):
 
 
 @pytest.mark.parametrize("make", [packed_examples, text_examples])
-def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
-    tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is packed_examples else "bert"))
+def test_a_context_beyond_the_positions_is_refused(make):
+    tokenizer, model = opened(tiny_family("model", "llama" if make is packed_examples else "bert"))
     with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         make(tokenizer, model, ["the hen"], 99)
 
 
-def test_labelled_texts(tmp_path):
-    tokenizer, model = opened(tiny_family(tmp_path, "bert", **CLASSIFIER))
+def test_labelled_texts():
+    tokenizer, model = opened(tiny_family("model", "bert-classifier"))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    text = LabelledText(tmp_path, ("1", "0"), ("the hen", "no"), ("ten", "on no"), (1, 2))
+    text = LabelledText(Path("t"), ("1", "0"), ("the hen", "no"), ("ten", "on no"), (1, 2))
     batch = whole(labelled_examples(tokenizer, model, text))
     assert batch["labels"].tolist() == [1, 0]
     assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
@@ -210,7 +208,6 @@ def searching(make):
     return make("m2m_100")
 
 
-CORPUS = Corpus("a", (), LINES)
 USES = {
     "sentences": ("m2m_100", lambda words, model: translation_examples(words, model, TEXT, [PAIR])),
     "translation": ("m2m_100", lambda words, model: translate(model, words, LINES, PAIR, DecodingOptions())),
@@ -221,7 +218,9 @@ USES = {
     "masked": ("bert", lambda words, model: mlm_examples(words, model, LINES)),
     "corpus": (
         "gpt2",
-        lambda words, model: text_windows(words, CORPUS, 8, vocabulary=model.config.vocab_size),
+        lambda words, model: text_windows(
+            words, Corpus("a", (), LINES), 8, vocabulary=model.config.vocab_size
+        ),
     ),
 }
 
@@ -315,21 +314,20 @@ def test_a_decoder_alone_does_not_begin_with_its_bos(make):
     encoding.require_task(model, "lm")
 
 
-def test_led_has_positions_of_its_own_for_each_stack(tmp_path):
-    model = cutting.saved("led", tmp_path, "seq2seq")
+def test_led_has_positions_of_its_own_for_each_stack():
+    model = cutting.saved("led", ".", "seq2seq")
     model.config.max_decoder_position_embeddings = 32
-    write_plain_tokenizer(tmp_path)
+    write_plain_tokenizer(".")
     text = ParallelText("val", {name: ["the hat " * 40] for name in ("a", "b")})
-    examples = translation_examples(load_tokenizer(tmp_path), model, text, [("a", "b")])
-    assert examples.lengths == [(63, 31)]
+    assert translation_examples(load_tokenizer(Path()), model, text, [("a", "b")]).lengths == [(63, 31)]
 
 
-def test_labels_stay_where_a_class_shifts_them_in_place(tmp_path):
-    model = cutting.saved("fsmt", tmp_path, "seq2seq")
+def test_labels_stay_where_a_class_shifts_them_in_place():
+    model = cutting.saved("fsmt", ".", "seq2seq")
     model.config.decoder_start_token_id = model.config.eos_token_id
-    write_plain_tokenizer(tmp_path)
+    write_plain_tokenizer(".")
     text = ParallelText("val", {name: ["the hat", "the hen is on the hat"] for name in ("a", "b")})
-    examples = translation_examples(load_tokenizer(tmp_path), model, text, [("a", "b")])
+    examples = translation_examples(load_tokenizer(Path()), model, text, [("a", "b")])
     counts = [int((batch.labels >= 0).sum()) for batch in examples.batches(1000)]
     assert counts == [sum(length for _, length in examples.lengths)]
 
@@ -341,14 +339,14 @@ def test_labels_stay_where_a_class_shifts_them_in_place(tmp_path):
         "XLNetForSequenceClassification",
     ],
 )
-def test_no_text_is_padded_where_padding_mixes_into_texts(head, tmp_path):
+def test_no_text_is_padded_where_padding_mixes_into_texts(head):
     cls = getattr(transformers, head)
     model = cls(tiny.tiny_config(cls.config_class.model_type))
-    write_plain_tokenizer(tmp_path)
-    tokenizer, texts = load_tokenizer(tmp_path), ("the hat", "the hen is on the hat", "the rat")
+    write_plain_tokenizer(".")
+    tokenizer, texts = load_tokenizer(Path()), ("the hat", "the hen is on the hat", "the rat")
     examples: Examples
     if head.endswith("ForSequenceClassification"):
-        labelled = LabelledText(tmp_path, ("LABEL_0",) * 3, texts, None, (1, 2, 3))
+        labelled = LabelledText(Path("t"), ("LABEL_0",) * 3, texts, None, (1, 2, 3))
         examples = labelled_examples(tokenizer, model, labelled)
     elif head.endswith("Model"):
         examples = embedding_examples(tokenizer, model, Pooling(), texts, None)
@@ -373,8 +371,7 @@ def test_the_types_that_mix_padding_into_texts_are_known():
 @pytest.mark.parametrize("model_type", ["camembert", "ibert", "mpt"])
 def test_all_positions_are_counted_and_no_more(model_type):
     model = tiny.build(model_type)
-    longest = encoding.position_count(model)
-    ids = torch.full((1, longest + 1), 20)
+    ids = torch.full((1, encoding.position_count(model) + 1), 20)
     model(input_ids=ids[:, :-1])
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=ids)

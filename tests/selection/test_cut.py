@@ -1,7 +1,9 @@
 """Which tensors a smaller checkpoint is made of, compared with what its structure asks for; nothing is written here."""
 
 from collections.abc import Collection
+from itertools import chain
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,10 +13,9 @@ from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.find_axes import axes_of
 from prunecli.model.layout import resolve
-from prunecli.pipeline import apply
 from prunecli.selection.cut import Selection, cut, kind_of
 from prunecli.tensors.stream import check_expressions
-from tests.reference.heads import kept_values
+from tests.contracts.method_contract import written
 from tests.tiny import VOCAB, tiny_nllb_moe
 
 FFNS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
@@ -69,7 +70,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(data, checkpoint, uni
     assert len(reduced.outputs) == len(wanted)
 
 
-def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
+def test_kinds_at_once_are_kinds_one_after_another(model, units):
     """Byte for byte, in both orders: names of layers in a structure count those that are kept."""
     first = {f"{FFNS[1]}.experts": (1, 4, 6), f"{FFNS[2]}.experts": (0, 7)}
     first |= {f"{ATTENTIONS[3]}.heads": (0, 2), f"{ATTENTIONS[5]}.heads": ()}
@@ -83,9 +84,7 @@ def test_kinds_at_once_are_kinds_one_after_another(model, tmp_path, units):
         return name
 
     def step(source, kept, name):
-        opened = open_model(source)
-        apply(opened, cut(opened, Selection(kept, files=TOKENS)), tmp_path / name)
-        return tmp_path / name
+        return written(source, Selection(kept, files=TOKENS), name)
 
     at_once = step(model, {**first, **layers, **tokens}, "at-once")
     units_first = step(step(step(model, first, "units"), tokens, "tokens"), layers, "units-layers")
@@ -108,13 +107,8 @@ def test_ranges_take_the_kept_units_of_every_block_and_the_tail(held, blocks, ta
     axis = list(range((sum(blocks) * held + tail) * width))
     carrier = Carrier(0, blocks, tail)
     ranges = carrier.ranges(places, len(axis), held)
-    wanted = [
-        value
-        for number, block in enumerate(blocks)
-        for start in [sum(blocks[:number]) * held * width]
-        for value in kept_values(axis[start : start + block * held * width], held, places)
-    ]
-    wanted += axis[len(axis) - tail * width :]
+    *parts, end = np.split(axis, np.cumsum(blocks) * held * width)
+    wanted = [*chain(*(part.reshape(held, -1)[places].flat for part in parts), end)]
     assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
     assert carrier.length(len(places), len(axis), held) == len(wanted)
 

@@ -19,8 +19,8 @@ KINDS = {"units": "unit", "heads": "head", "layers": "layer", "experts": "expert
 SHARES = tuple(step / 16 for step in range(16))
 
 
-def lever(name: str, metrics: tuple[str, ...] = ("gradient",)) -> Lever:
-    return Lever(name, (), SHARES, metrics, lambda *_: pytest.fail("nothing is cut here"))
+def lever(*metrics: str) -> Lever:
+    return Lever((), SHARES, metrics or ("gradient",), lambda *_: pytest.fail("nothing is cut here"))
 
 
 def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **levers: Lever) -> Search:
@@ -43,7 +43,7 @@ def search(costs: dict[str, Any], *, most: float = 0.6, minutes: int = 1000, **l
 @pytest.mark.parametrize("minutes", [2, 5])
 def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes):
     costs = {"layers": lambda share, _: 4 * share**2, "units": lambda share, _: share**2}
-    model = search(costs, layers=lever("layers"), units=lever("units"))
+    model = search(costs, layers=lever(), units=lever())
     model.attempt = lambda shares, metrics, stage, attempt=model.attempt: (
         None if stage == "curve" and len(model.tried) >= minutes else attempt(shares, metrics, stage)
     )
@@ -55,24 +55,19 @@ def test_a_short_time_is_spent_on_the_middle_of_every_curve(minutes):
 
 def test_a_target_that_the_model_reaches_already_is_refused():
     with pytest.raises(UsageError, match="reaches the target already"):
-        search({"units": lambda share, _: share}, most=0.5, units=lever("units")).run(0)
+        search({"units": lambda share, _: share}, most=0.5, units=lever()).run(0)
 
 
 def test_the_better_metric_is_taken():
     costs = {"units": lambda share, metric: share * (1 if metric == "second" else 2)}
-    best = search(costs, most=0.3, units=lever("units", metrics=("first", "second"))).run(0)
+    best = search(costs, most=0.3, units=lever("first", "second")).run(0)
     assert best.metrics == {"units": "second"}
 
 
-def test_equal_costs_are_the_simplest_mixture():
+def test_of_equal_costs_the_least_divergence_counts_else_the_simplest_mixture():
     costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
-    best = search(costs, most=0.7, units=lever("units"), layers=lever("layers")).run(4)
-    assert [*best.shares] == ["units"]
-
-
-def test_of_equal_costs_the_least_divergence_counts():
-    costs = {"units": lambda share, _: 1e-4 * share, "layers": lambda share, _: 2e-4 * share}
-    run = search(costs, most=0.7, units=lever("units"), layers=lever("layers"))
+    alike, run = (search(costs, most=0.7, units=lever(), layers=lever()) for _ in range(2))
+    assert [*alike.run(4).shares] == ["units"]
     attempt = run.attempt
 
     def diverging(*given: Any) -> Tried:
@@ -91,11 +86,17 @@ def test_shares_of_experts_hidden_units_are_widths_that_run():
     assert Levers(open_model(demo.LM_CHECKPOINT), *given)._units().shares == (0.0, 0.3333, 0.6666)
 
 
-def test_what_cannot_be_reached_is_refused():
-    with pytest.raises(UsageError, match="smallest mixture"):
-        search({}, most=0.01, units=lever("units"), layers=lever("layers")).run(1)
+@pytest.mark.parametrize(
+    "target", ["--params 0.7", "--size 1234567890", "--fit 4294967296", "--speed 1.5", "--speed 2"]
+)
+def test_the_target_of_a_history_can_be_typed_again(target):
+    name, value = target.removeprefix("--").split()
+    assert ShrinkOptions(**{name: value}).target == target
+
+
+def test_no_time_for_a_mixture_is_refused():
     with pytest.raises(UsageError, match="No mixture that was measured"):
-        search({"units": lambda share, _: share}, most=0.3, minutes=0, units=lever("units")).run(1)
+        search({"units": lambda share, _: share}, most=0.3, minutes=0, units=lever()).run(1)
 
 
 def test_a_ruined_model_is_a_point_of_no_curve():
@@ -113,7 +114,7 @@ def test_sizes_of_mixtures_are_those_of_cut_models(models, family):
         for place, axis in enumerate(own):
             count = len(axis.ids)
             kept[axis.name] = axis.ids[: max(1, count - 1 - place % 2) if name in UNLIKE else count // 2]
-            levers[name] = Lever(name, tuple(own), (), (), lambda *_: Selection(kept))
+            levers[name] = Lever(tuple(own), (), (), lambda *_: Selection(kept))
     sizes = sizes_of(checkpoint, levers, in_bytes=False)
     assert sizes({}, {}) == checkpoint.total_parameters
     rewrite = cut(checkpoint, Selection(kept, step={"command": "test", "arguments": {}}))

@@ -1,11 +1,10 @@
 """Types and sizes as people write them; casts against exact fractions, what is not finite refused."""
 
 import math
-import re
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, UsageError
@@ -63,9 +62,8 @@ def test_shares(text, share):
     ],
 )
 def test_what_is_no_share(text, said):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError, match=said):
         parse_share(text)
-    assert re.search(said, str(refused.value))
 
 
 TYPES = sorted(FORMATS)
@@ -84,7 +82,6 @@ def floats(dtype: str) -> st.SearchStrategy[float]:
     return chosen.map(lambda value: rounded(value, dtype)).filter(math.isfinite)
 
 
-@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("wanted", TYPES)
 @pytest.mark.parametrize("given_type", TYPES)

@@ -20,9 +20,11 @@ from prunecli.tensors.transaction import write_json
 from prunecli.text.parallel import read_parallel
 from prunecli.text.plain import read_labelled, read_plain
 from prunecli.text.tokens import load_tokenizer
+from tests.commands.calls import names
 from tests.selections import kept_experts
 from tests.tiny import json_of, tiny_nllb_moe
 
+PATH = Path("a.json")
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -31,29 +33,25 @@ VALUES = st.recursive(
 
 
 @given(payload=st.dictionaries(st.text(), VALUES, max_size=5))
-def test_what_is_written_is_read(tmp_path_factory, payload):
-    path = tmp_path_factory.mktemp("json") / "a.json"
-    write_json(path, payload)
-    assert read_json(path) == json_of(path) == payload
+def test_what_is_written_is_read(payload):
+    write_json(PATH, payload, force=True)
+    assert read_json(PATH) == json_of(PATH) == payload
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}], ids=str)
-def test_what_has_no_form_in_json_is_not_written(tmp_path, value):
+def test_what_has_no_form_in_json_is_not_written(value):
     with pytest.raises(PruneError, match=r"a\.json: not written"):
-        write_json(tmp_path / "a.json", {"a": [value]})
-    assert list(tmp_path.iterdir()) == []
+        write_json(PATH, {"a": [value]})
+    assert names() == []
 
 
-def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-
+def test_a_failure_leaves_nothing_and_keeps_the_old(monkeypatch):
+    write_json(PATH, {"a": 1})
     monkeypatch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        write_json(path, {"a": 2}, force=True)
-    monkeypatch.undo()
-    assert read_json(path) == {"a": 1}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+        write_json(PATH, {"a": 2}, force=True)
+    assert read_json(PATH) == {"a": 1}
+    assert names() == ["a.json"]
 
 
 def test_the_command_is_that_of_the_command_line_without_its_secrets():
@@ -77,15 +75,13 @@ def test_the_command_is_that_of_the_command_line_without_its_secrets():
         ("[1, 2]", "has no format"),
         ('{"format": "prunecli.gates/1"}', 'has the format "prunecli.gates/1", this prunecli reads'),
         ('{"format": "prunecli.scores/2"}', "this prunecli reads"),
-        ("[" * 100_000, "a.json"),
+        ("[" * 100_000, ""),
     ],
 )
-def test_damaged_documents(tmp_path, text, says):
-    path = tmp_path / "a.json"
-    path.write_text(text)
-    with pytest.raises(StatisticsError, match=says) as caught:
-        read_scores(path)
-    assert str(path) in str(caught.value)
+def test_damaged_documents(text, says):
+    PATH.write_text(text)
+    with pytest.raises(StatisticsError, match=rf"^a\.json.*{says}"):
+        read_scores(PATH)
 
 
 DAMAGED = {
@@ -98,28 +94,26 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_whatever_is_wrong_with_a_text_is_one_error(content, tmp_path):
+def test_whatever_is_wrong_with_a_text_is_one_error(content):
     with pytest.raises(ValueError, match=r"."):
         parsed(content)
-    (tmp_path / "a.json").write_bytes(content)
+    PATH.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.json: "):
-        read_object(tmp_path / "a.json")
+        read_object(PATH)
 
 
 @pytest.mark.parametrize(
     "content", [*DAMAGED.values(), b"", b"[]", b"7", b"{}", b'{"a": 5}', b'{"a": NaN}', b'{"a": "x"}']
 )
-def test_what_is_read_leniently_is_none_where_it_is_damaged(content, tmp_path):
+def test_what_is_read_leniently_is_none_where_it_is_damaged(content):
     count = lenient(lambda path: 1 // len(read_json(path)["a"]["b"]))
-    path = tmp_path / "a.json"
-    assert count(path) is None
-    path.write_bytes(content)
-    assert count(path) is None
-    path.write_bytes(b'{"a": {"b": []}}')
-    assert count(path) is None
-    path.write_bytes(b'{"a": {"b": [0]}}')
-    assert count(path) == 1
-    assert count(tmp_path) is None
+    assert count(PATH) is None
+    for damaged in (content, b'{"a": {"b": []}}'):
+        PATH.write_bytes(damaged)
+        assert count(PATH) is None
+    PATH.write_bytes(b'{"a": {"b": [0]}}')
+    assert count(PATH) == 1
+    assert count(Path()) is None
 
 
 def test_no_key_twice():
@@ -150,28 +144,27 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001a
         ),
     ],
 )
-def test_a_pointer_is_named(name, read, error, tmp_path):
-    (tmp_path / name).write_text(POINTER)
-    with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file") as caught:
-        read(tmp_path / name)
-    assert "git lfs pull" in str(caught.value.remedy)
+def test_a_pointer_is_named(name, read, error):
+    Path(name).write_text(POINTER)
+    with pytest.raises(error, match=rf"{name}: a Git LFS pointer, not the file\n.*git lfs pull"):
+        read(Path(name))
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors.index.json", "model-00002-of-00002.safetensors"]
 )
-def test_a_pointer_in_a_checkpoint_is_named(name, tmp_path):
-    made = tiny_nllb_moe(tmp_path, shards=2)
+def test_a_pointer_in_a_checkpoint_is_named(name):
+    made = tiny_nllb_moe("tiny", shards=2)
     (made / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the file"):
         open_model(made)
 
 
-def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path):
-    made = tiny_nllb_moe(tmp_path / "tiny")
+def test_a_pointer_in_place_of_a_tokenizer_is_not_copied():
+    made = tiny_nllb_moe("tiny")
     (made / "tokenizer.json").write_text(POINTER)
     source = open_model(made)
     reduced = cut(source, kept_experts({}))
     with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
-        apply(source, reduced, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        apply(source, reduced, "out")
+    assert names() == ["tiny"]

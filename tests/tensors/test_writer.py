@@ -3,7 +3,6 @@ import os
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.tensors import copying, stream, writer
 from prunecli.tensors.copying import Gather, Move, reserve
 from prunecli.tensors.dtypes import numpy_dtype
@@ -26,12 +25,15 @@ from tests.tiny import json_of, tiny_config, write_json, write_weights
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
 
 
-def checkpoint(directory: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A directory of arbitrary tensors, of a family that is not declared."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "config.json", CONFIG)
-    write_weights(directory, tensors)
-    return directory
+IN, OUT = Path("in"), Path("out")
+
+
+def checkpoint(tensors: Mapping[str, np.ndarray]) -> Checkpoint:
+    """Arbitrary tensors, of a family that is not declared."""
+    IN.mkdir(exist_ok=True)
+    write_json(IN / "config.json", CONFIG)
+    write_weights(IN, tensors)
+    return open_model(IN)
 
 
 def tensors_of() -> dict[str, np.ndarray]:
@@ -44,14 +46,14 @@ def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:
     return [Output(f"new.{name}", dtype, value.shape, Copy(name)) for name, value in tensors.items()]
 
 
-def written(source: Path, outputs: list[Output], directory: Path, **options: Any) -> dict[str, np.ndarray]:
-    directory.mkdir()
-    weight_map = write_tensors(open_model(source), outputs, directory, **options)
-    assert {path.name for path in directory.glob("*.safetensors")} == set(weight_map.values())
+def written(source: Checkpoint, outputs: list[Output], **options: Any) -> dict[str, np.ndarray]:
+    OUT.mkdir(exist_ok=True)
+    weight_map = write_tensors(source, outputs, OUT, **options)
+    assert {path.name for path in OUT.glob("*.safetensors")} == set(weight_map.values())
     found = {}
     for file in sorted(set(weight_map.values())):
-        found |= load_file(directory / file)
-        with safe_open(directory / file, "numpy") as opened_file:
+        found |= load_file(OUT / file)
+        with safe_open(OUT / file, "numpy") as opened_file:
             assert opened_file.metadata() == {"format": "pt"}
             assert set(opened_file.keys()) == {name for name, own in weight_map.items() if own == file}
     return found
@@ -86,43 +88,42 @@ def test_slices_are_taken_along_any_axis(shape, axis, cuts, block, wanted, last)
         expected = expected.take(last, -1)
         parts.append((len(shape) - 1, tuple((one, one + 1) for one in last)))
     output = Output("out", wanted, expected.shape, Copy("a", tuple(parts)))
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "BLOCK_BYTES", 4 * block)
         patch.setattr(stream, "BLOCK_ELEMENTS", block)
         patch.setattr(writer, "JOB_BYTES", 8 * block)
-        found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
+        found = written(checkpoint({"a": values}), [output])
     assert_same(found, {"out": expected})
 
 
-def test_mixed_types_stay_aligned(tmp_path):
+def test_mixed_types_stay_aligned():
     kinds = {"a": "U8", "b": "I64", "c": "F16", "d": "F32"}
     tensors = {name: np.arange(3, dtype=numpy_dtype(kind)) for name, kind in kinds.items()}
     outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
-    assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
-    write_json(tmp_path / "out" / "config.json", CONFIG)
-    made = open_model(tmp_path / "out")
+    assert_same(written(checkpoint(tensors), outputs), tensors)
+    write_json(OUT / "config.json", CONFIG)
+    made = open_model(OUT)
     for name, kind in kinds.items():
         assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
 
 
-def test_one_file_is_what_the_library_would_write(tmp_path):
+def test_one_file_is_what_the_library_would_write():
     tensors = tensors_of()
     outputs = [Output(name, "F32", value.shape, Copy(name)) for name, value in tensors.items()]
-    written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out")
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == save(tensors, metadata={"format": "pt"})
+    written(checkpoint(tensors), outputs)
+    assert (OUT / "model.safetensors").read_bytes() == save(tensors, metadata={"format": "pt"})
 
 
-def test_shards_and_index(tmp_path):
+def test_shards_and_index():
     tensors = tensors_of()
-    out = tmp_path / "out"
-    found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, "F32"), out, shard_bytes=150)
+    found = written(checkpoint(tensors), everything(tensors, "F32"), shard_bytes=150)
     assert_same(found, {f"new.{name}": value for name, value in tensors.items()})
-    index = json_of(out / "model.safetensors.index.json")
+    index = json_of(OUT / "model.safetensors.index.json")
     count = 7 + 35 + 1 + 18 + 33 * 65
     assert index["metadata"] == {"total_parameters": count, "total_size": 4 * count}
     files = [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 2, 3, 3, 4)]
     assert index["weight_map"] == dict(zip(found, files, strict=True))
-    assert {*names(out)} == {*files, "model.safetensors.index.json"}
+    assert {*names(OUT)} == {*files, "model.safetensors.index.json"}
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 100))
@@ -137,19 +138,18 @@ def test_shards_keep_the_order_and_the_limit(sizes, limit):
     )
 
 
-def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path):
+def test_nan_is_refused_by_a_cast_and_copied_otherwise():
     tensors = tensors_of()
     tensors["a.weight"][0, 0] = np.nan
-    source = checkpoint(tmp_path / "in", tensors)
+    source = checkpoint(tensors)
     with pytest.raises(CheckpointError, match=r"a\.weight holds nan"):
-        written(source, everything(tensors, "BF16"), tmp_path / "cast")
-    found = written(source, everything(tensors, "F32"), tmp_path / "copy")
+        written(source, everything(tensors, "BF16"))
+    found = written(source, everything(tensors, "F32"))
     assert found["new.a.weight"].tobytes() == tensors["a.weight"].tobytes()
 
 
-def test_progress_counts_written_bytes(tmp_path):
+def test_progress_counts_written_bytes():
     tensors = tensors_of()
-    (tmp_path / "out").mkdir()
     seen = []
 
     @contextmanager
@@ -158,12 +158,7 @@ def test_progress_counts_written_bytes(tmp_path):
         assert (description, unit) == ("writing", "bytes")
         yield seen.append
 
-    write_tensors(
-        open_model(checkpoint(tmp_path / "in", tensors)),
-        everything(tensors, "F16"),
-        tmp_path / "out",
-        progress=record,
-    )  # type: ignore[arg-type]
+    written(checkpoint(tensors), everything(tensors, "F16"), progress=record)
     assert sum(seen) == 0
     assert seen[0] == -2 * sum(value.size for value in tensors.values())
 
@@ -175,13 +170,10 @@ DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
 
 
 @pytest.fixture
-def files(tmp_path):
-    (tmp_path / "source").write_bytes(b"head" + DATA.tobytes())
-    source = os.open(tmp_path / "source", os.O_RDONLY)
-    target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT)
-    yield source, target
-    os.close(source)
-    os.close(target)
+def files():
+    with Path("source").open("w+b", 0) as source, Path("target").open("w+b", 0) as target:
+        source.write(b"head" + DATA.tobytes())
+        yield source.fileno(), target.fileno()
 
 
 def move(files: tuple[int, int], nbytes: int = DATA.nbytes, at: int = 8) -> Move:

@@ -105,9 +105,8 @@ def test_what_is_not_there_is_an_error(stand, written, message):
 
 def test_rows_of_neither_kind_name_the_columns(stand):
     stand.rows = [{"question": "a", "answer": "b"}]
-    with pytest.raises(DataError, match="neither text nor a chat") as caught:
+    with pytest.raises(DataError, match=r"neither text nor a chat\n.*question, answer"):
         read_hub_data("hf://a/b:train[:2]")
-    assert "question, answer" in str(caught.value.remedy)
 
 
 def test_what_fails_there_is_an_error_of_a_line(stand, monkeypatch):

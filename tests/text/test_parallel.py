@@ -71,10 +71,8 @@ def test_files_without_one_pair_are_refused(pair):
 
 def test_different_line_counts_name_both_files_and_counts():
     source, target = written("a", "x\ny\n"), written("b", "u\n")
-    with pytest.raises(DataError, match=r"a has 2 lines, .*b has 1") as caught:
+    with pytest.raises(DataError, match=r"^a has 2 lines, .*b has 1"):
         read_pair(source, target, ["eng_Latn-fra_Latn"])
-    assert str(source) in caught.value.message
-    assert str(target) in caught.value.message
 
 
 @pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
@@ -105,23 +103,18 @@ def test_packed_text_reads_as_what_it_holds(layout):
     ],
 )
 def test_damaged_packed_files_are_named(data, reason):
-    path = written("text.gz", data)
-    with pytest.raises(DataError) as caught:
-        read_lines(path)
-    assert str(path) in caught.value.message
-    assert reason in caught.value.message
+    with pytest.raises(DataError, match=rf"^text\.gz.*{reason}"):
+        read_lines(written("text.gz", data))
 
 
 def test_no_such_split_lists_those_that_there_are(directory):
-    with pytest.raises(DataError, match="no split 'test'") as caught:
+    with pytest.raises(DataError, match=r"no split 'test'.*\nSplits found: dev\.$"):
         read_parallel(directory, "test")
-    assert caught.value.remedy == "Splits found: dev."
 
 
 def test_an_unknown_language_suggests_a_near_one(directory):
-    with pytest.raises(DataError, match="no text in 'fra_Lat'") as caught:
+    with pytest.raises(DataError, match=r"no text in 'fra_Lat'.*\n.*fra_Latn"):
         read_parallel(directory, "dev", ["eng_Latn", "fra_Lat"])
-    assert "fra_Latn" in (caught.value.remedy or "")
 
 
 @pytest.mark.parametrize(

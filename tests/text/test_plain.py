@@ -72,9 +72,8 @@ def test_the_first_texts_and_their_hash():
 def test_unusable_files(data, message):
     good = written("good.txt", "text")
     bad = Path("bad.txt") if data is None else written("bad.txt", data)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=f"^{bad}.*{message}"):
         read_plain([good, bad])
-    assert str(bad) in caught.value.message
 
 
 def test_the_texts_of_json_lines():
@@ -228,10 +227,8 @@ def test_the_first_examples_and_the_hash():
     ],
 )
 def test_unusable_lines_are_named(data, message):
-    path = written("text.tsv", data)
-    with pytest.raises(DataError, match=message) as caught:
-        read_labelled(path)
-    assert str(path) in caught.value.message
+    with pytest.raises(DataError, match=rf"^text\.tsv.*{message}"):
+        read_labelled(written("text.tsv", data))
 
 
 def _labels(*labels):
@@ -244,10 +241,8 @@ def test_names_in_any_case_and_numbers():
 
 @pytest.mark.parametrize("label", ["3", "maybe"])
 def test_unknown_labels_are_named_with_the_known_ones(label):
-    with pytest.raises(DataError, match="line 2: the model knows no label") as caught:
+    with pytest.raises(DataError, match=rf"line 2: the model knows no label {label!r}\n.*NEUTRAL"):
         label_ids(_labels("0", label), MNLI)
-    assert repr(label) in caught.value.message
-    assert "NEUTRAL" in caught.value.remedy
 
 
 @given(

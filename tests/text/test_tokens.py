@@ -78,13 +78,11 @@ def test_text_of_unknown_tokens_warns(tokenizer):
 
 
 def test_an_unknown_language_brings_a_near_one_or_those_that_are_known(tokenizer):
-    with pytest.raises(DataError, match="unknown language 'fra_Lat'") as caught:
+    with pytest.raises(DataError, match=r"unknown language 'fra_Lat'.*\n.*fra_Latn"):
         encode(tokenizer, ["x"], "fra_Lat")
-    assert "fra_Latn" in (caught.value.remedy or "")
-    with pytest.raises(DataError) as caught:
+    known = r"\nKnown: deu_Latn, eng_Latn, fra_Latn\. Give text in languages of the model with `data`\.$"
+    with pytest.raises(DataError, match=known):
         language_id(tokenizer, "qba_Latn")
-    known = "Known: deu_Latn, eng_Latn, fra_Latn."
-    assert caught.value.remedy == f"{known} Give text in languages of the model with `data`."
 
 
 def test_a_reduced_checkpoint_opens_without_running_its_code():
@@ -102,9 +100,9 @@ def test_a_tokenizer_that_is_missing(model_type, settings):
     write_json("config.json", {"model_type": model_type})
     if settings is not None:
         Path("tokenizer_config.json").write_text(settings)
-    with pytest.raises(CheckpointError, match=r"tokenizer is missing: none of tokenizer\.json,") as caught:
+    said = r"tokenizer is missing: none of tokenizer\.json,.*\n.*Copy the model's tokenizer files"
+    with pytest.raises(CheckpointError, match=said):
         load_tokenizer(Path())
-    assert "Copy the model's tokenizer files" in (caught.value.remedy or "")
 
 
 def test_a_tokenizer_of_files_that_its_class_does_not_read():

@@ -120,16 +120,6 @@ def signalled(monkeypatch, number):
         yield
 
 
-def dying(start):
-    """A reporter that fails at the line that starts so."""
-
-    def report(line):
-        if line.startswith(start):
-            raise RuntimeError("power failure")
-
-    return report
-
-
 def staged(trained):
     return (trained.staged / "model.safetensors").read_bytes()
 

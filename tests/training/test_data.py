@@ -60,8 +60,7 @@ def test_the_order_is_of_the_epoch_and_the_seed():
 
 
 def test_a_loader_leaves_the_random_numbers_of_dropout_alone():
-    examples = Numbered([(3, 3)] * 10)
-    made = loader(BucketSampler(examples, 6, 0))
+    made = loader(BucketSampler(Numbered([(3, 3)] * 10), 6, 0))
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

@@ -27,7 +27,6 @@ from tests.training.runs import (
     CALM,
     PAIRS,
     changed,
-    dying,
     kept_steps,
     language_model,
     options,
@@ -58,8 +57,7 @@ def test_the_loss_falls_and_the_best_model_is_staged(model):
 
 def test_what_is_worse_than_the_start_is_not_called_the_best(model):
     said = []
-    ruinous = options(steps=2, eval_every=1, warmup=1, learning_rate=1.0)
-    train(model, "state", ruinous, report=said.append)
+    train(model, "state", options(steps=2, eval_every=1, warmup=1, learning_rate=1.0), report=said.append)
     steps = [line for line in said if line.startswith(("step 1", "step 2"))]
     assert len(steps) == 2
     assert all("(no better than the start)" in line for line in steps)
@@ -113,8 +111,12 @@ def test_a_stop_between_two_validations_keeps_that_step(model, monkeypatch):
 def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(model):
     whole = train(model, "whole", options(steps=6))
 
+    def die(line):
+        if line.startswith("step 4"):  # validated, not yet kept
+            raise RuntimeError
+
     with pytest.raises(RuntimeError):
-        train(model, "parts", options(steps=6), report=dying("step 4"))  # validated, not yet kept
+        train(model, "parts", options(steps=6), report=die)
     assert kept_steps("parts") == [2]
     half = Path("parts/checkpoint-4")  # what a kill in the middle of writing leaves
     half.mkdir()
@@ -129,17 +131,15 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model):
     assert said[-1] == "The training had ended before; writing its result."
     assert again.log == first.log
     assert staged(train(model, "state", options(steps=3))) == staged(first)
-    further = train(model, "state", options(steps=6))
-    assert staged(further) == staged(train(model, "whole", options(steps=6)))
+    assert staged(train(model, "state", options(steps=6))) == staged(train(model, "whole", options(steps=6)))
 
 
 @pytest.mark.parametrize("part", ["all", "embeddings"])
 def test_the_state_of_another_run_is_refused_or_thrown_away(part, model):
     given = partial(options, steps=2, train=part)
     train(model, "state", given())
-    with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5") as caught:
+    with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5\n.*`resume=never`"):
         train(model, "state", given(learning_rate=0.5))
-    assert "`resume=never`" in str(caught.value)
     with pytest.raises(UsageError, match=r"the training text changed \("):
         train(model, "state", given(), translation(41))
     anew = train(model, "state", given(learning_rate=1e-2), resume=False)
@@ -159,9 +159,8 @@ def test_a_loss_that_is_no_number_stops_the_run(model, spoilt, said):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(functional, "cross_entropy", spoil)
-        with pytest.raises(TrainingError, match=said) as caught:
+        with pytest.raises(TrainingError, match=rf"{said}.*\n.*`learning_rate`"):
             train(model, "state", good)
-    assert "`learning_rate`" in str(caught.value)
     assert kept_steps("state") == [4]
     kept = [Path(f"{state}/checkpoint-4/model.safetensors").read_bytes() for state in ("state", "good")]
     assert kept[0] == kept[1]
@@ -200,8 +199,7 @@ def test_chrf_chooses():
 
 def test_weights_stay_in_float32():
     model = tiny_nllb_moe("moe", dtype="F16")
-    trained = train(model, "state", options(steps=2, dtype="bfloat16"))
-    moved = changed(model, trained)
+    moved = changed(model, train(model, "state", options(steps=2, dtype="bfloat16")))
     # Routers too; an expert stays as it was where no token chose it.
     assert all(".experts." in name for name in set(open_model(model).tensors) - moved)
     assert sum(".experts." in name for name in moved) > 20

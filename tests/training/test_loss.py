@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -45,7 +45,6 @@ def scored(labels):
 SIZES = (st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9))
 
 
-@settings(max_examples=25)
 @given(*SIZES, st.floats(0.5, 4.0))
 def test_distillation(seed, batch, length, vocabulary, temperature):
     logits, labels = logits_and_labels(seed, batch, length, vocabulary)
@@ -137,7 +136,6 @@ def test_even_use_of_experts_where_the_config_asks_for_it():
 # A file of the teacher's logits teaches what the teacher does.
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 99), st.integers(1, 3), st.integers(2, 9), st.data(), st.floats(0.5, 4.0))
 def test_the_other_tokens_share_what_is_left(seed, positions, vocabulary, data, temperature):
     """The likeliest tokens keep their probability; the divergence is that of the distribution so made."""

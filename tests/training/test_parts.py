@@ -54,8 +54,7 @@ def test_dropouts_of_the_training_alone(models, family):
     if model.config.is_encoder_decoder:
         tokens["decoder_input_ids"] = tokens["input_ids"]
     prepare(model, open_model(path), options(dropout=0.3))
-    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
-    assert rates <= {0.3}
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} <= {0.3}
     first, second = (model(**tokens)[0] for _ in range(2))
     assert not torch.equal(first, second)
     prepare(model, open_model(path), options(dropout=0.0))
@@ -101,16 +100,16 @@ def test_weights_that_the_stored_type_cannot_hold_are_refused():
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_lora_needs_peft_that_is_new_enough(tmp_path, monkeypatch, is_there):
+def test_lora_needs_peft_that_is_new_enough(monkeypatch, is_there):
     if is_there:
-        (tmp_path / "peft.py").write_text("from transformers import HybridCache")  # as peft 0.17 does
+        Path("peft.py").write_text("from transformers import HybridCache")  # as peft 0.17 does
         monkeypatch.delitem(sys.modules, "peft", raising=False)
-        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.syspath_prepend(".")
     else:
         monkeypatch.setitem(sys.modules, "peft", None)
     message = "lora` needs peft, which cannot be imported .*HybridCache" if is_there else "lora` needs peft"
     with pytest.raises(PruneError, match=message):
-        finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
+        finetune(Start(Path()), TextChoice(), Destination(Path("out")), options(lora=2))
 
 
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
@@ -133,8 +132,7 @@ def test_updates_of_low_rank_are_merged(family):
     assert training_bytes(open_model(model), chosen, 1)["low-rank updates"] == 4 * trained.log["parameters"]
     losses = [row["loss"] for row in trained.log["validation"]]
     assert losses[-1] < losses[0]
-    again = train(model, "cut", chosen.updated(steps=2), data)
-    assert staged(again) != staged(trained)
+    assert staged(train(model, "cut", chosen.updated(steps=2), data)) != staged(trained)
     assert staged(train(model, "cut", chosen, data)) == staged(trained)  # gone on from its state
 
 

@@ -46,8 +46,7 @@ def test_two_processes_make_the_model_of_one():
     assert "step 2:" not in second[2]
     assert not Path("out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
-    trained = train("model", "one", made, translation(40, 3))
-    _assert_nearly_equal("model", trained.staged, "out")
+    _assert_nearly_equal("model", train("model", "one", made, translation(40, 3)).staged, "out")
 
 
 SHARDING = """

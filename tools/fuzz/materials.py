@@ -8,11 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.families import ENCODERS, MODEL_TYPES, tiny_family
+from tests.families import ENCODERS, MODEL_TYPES, mixtures, tiny_family
 from tests.quantising import quantise
 from tests.reference.quantisation import SCHEMES
 from tests.sentence_model import sentence_model
-from tests.stock_mixtures import OBSERVED, TAPPED, tiny_mixture, write_sentinels
+from tests.stock_mixtures import tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 WORDS = [
@@ -120,10 +120,8 @@ QUANTISED = {
     "mxfp4": "gpt_oss",
 }
 """Scheme -> type of a mixture whose experts are quantised so."""
-MIXTURES = {name: f"mixture-{name}" for name in (*OBSERVED, *TAPPED)}
+MIXTURES = {name: f"mixture-{name}" for name in mixtures.MIXTURES}
 """Type of a mixture -> its folder."""
-WIDTHS = dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 32)
-"""Widths of a mixture that any scheme can group."""
 
 
 def folder_of(scheme: str, *, dense: bool = False) -> str:
@@ -146,7 +144,7 @@ def write_models(folder: Path) -> None:
     for model_type, name in MIXTURES.items():
         _mixture(folder / name, model_type)
     for scheme, model_type in QUANTISED.items():
-        _mixture(folder / "plain", model_type, **WIDTHS)
+        _mixture(folder / "plain", model_type)
         _quantised(folder, folder_of(scheme), scheme)
     for scheme in SCHEMES:
         tiny_family(folder / "plain", "llama")
@@ -168,10 +166,11 @@ def write_models(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(RECIPE)
 
 
-def _mixture(directory: Path, model_type: str, **widths: int) -> None:
-    """A tiny mixture with a tokenizer and a chat template."""
+def _mixture(directory: Path, model_type: str) -> None:
+    """A tiny mixture whose widths any scheme can group, with a tokenizer and a chat template."""
     directory.mkdir()
-    tiny_mixture(model_type, **widths).save_pretrained(directory)
+    sizes = {"intermediate_size": 32, "moe_intermediate_size": 32}
+    tiny_mixture(model_type, **sizes).save_pretrained(directory)
     if model_type == "switch_transformers":
         write_sentinels(directory)
     else:

@@ -17,7 +17,6 @@ from torch.nn import functional
 from prunecli.methods.embeddings.table import (
     Array,
     Projective,
-    Quality,
     Table,
     measure,
     moments,
@@ -26,6 +25,7 @@ from prunecli.methods.embeddings.table import (
 )
 from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
+from prunecli.results.rewriting import TableQuality
 
 SMALLEST_DIRECTION = 1e-10
 """Directions of the map table below this part of its largest variance are not used."""
@@ -40,15 +40,13 @@ class OutputMap:
 
     Attributes:
         projection: P [m, n]; `DefineOutput.project.weight` is its transpose.
-        explained_variance: 1 - sum of w |e - mean - P (u - mean)|^2 over sum of w |e - mean|^2.
         table: U [V, n].
-        quality: quality of the rows P U^T with their mean. None if U is the map table of the input's unit.
+        quality: of the rows P U^T with their mean; without cosines if U is the map table of the input's unit.
     """
 
     projection: NDArray[np.float32]
-    explained_variance: float
     table: Array
-    quality: Quality | None = None
+    quality: TableQuality
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,9 @@ class DefineFit:
     """
 
     unit: DefineEmbedding
-    quality: Quality
-    baseline: Quality
-    start: Quality
+    quality: TableQuality
+    baseline: TableQuality
+    start: TableQuality
     errors: tuple[float, ...]
     output: OutputMap | None
 
@@ -146,7 +144,7 @@ def fit_define(
     return DefineFit(unit, quality, baseline, start, errors, output)
 
 
-def _start(unit: DefineEmbedding, table: Table, first: Projective, seed: int) -> Quality:
+def _start(unit: DefineEmbedding, table: Table, first: Projective, seed: int) -> TableQuality:
     """Fill the map table, set the layers, solve for the reduction; what the projective embedding itself is worth."""
     lowest = np.full(unit.shape.map_dim, np.inf, np.float32)
 
@@ -191,8 +189,8 @@ def fit_output(table: Table, mapped: Array) -> OutputMap:
     variance = float(np.trace(covariance[map_dim:, map_dim:]))
     projection = np.linalg.pinv(own, rcond=SMALLEST_DIRECTION, hermitian=True) @ across
     explained = float((2 * projection * across).sum() - ((own @ projection) * projection).sum())
-    part = explained / variance if variance > 0 else 1.0
-    return OutputMap(projection.T.astype(np.float32), part, mapped)
+    quality = TableQuality(explained_variance=explained / variance if variance > 0 else 1.0)
+    return OutputMap(projection.T.astype(np.float32), mapped, quality)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch.nn import functional
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
+from prunecli.results.rewriting import TableQuality
 from prunecli.running.runner import chunks
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.stream import Copy, compute
@@ -184,23 +185,8 @@ Reconstruct = Callable[[int, int, Array], Tensor]
 """(start, stop, those rows) -> their reconstruction [stop - start, m]."""
 
 
-@dataclass(frozen=True)
-class Quality:
-    """How well a table is reproduced: weighted means over its rows.
-
-    Attributes:
-        explained_variance: 1 - sum of w |e - o|^2 over sum of w |e - mean|^2; 1 is perfect.
-        mean_cosine: of e and o; a row of zeros has the cosine 0.
-        error: 1 - explained_variance + `COSINE_WEIGHT` (1 - mean_cosine), which the fit minimises.
-    """
-
-    explained_variance: float
-    mean_cosine: float
-    error: float
-
-
 @torch.no_grad()
-def measure(table: Table, reconstruct: Reconstruct, what: str = "comparing rows") -> Quality:
+def measure(table: Table, reconstruct: Reconstruct, what: str = "comparing rows") -> TableQuality:
     """One pass over the table, its rows compared with their reconstructions.
 
     Raises:
@@ -214,7 +200,11 @@ def measure(table: Table, reconstruct: Reconstruct, what: str = "comparing rows"
         cosine += float(weights @ functional.cosine_similarity(own, other).double())
     total = float(table.weights.sum(dtype="float64"))
     relative, mean_cosine = squared / total / table.variance, cosine / total
-    return Quality(1 - relative, mean_cosine, relative + COSINE_WEIGHT * (1 - mean_cosine))
+    return TableQuality(
+        explained_variance=1 - relative,
+        mean_cosine=mean_cosine,
+        error=relative + COSINE_WEIGHT * (1 - mean_cosine),
+    )
 
 
 BATCH = 4096

@@ -34,7 +34,6 @@ from prunecli.results.gates import (
     SUMS,
     GateStatistics,
     GateSums,
-    merge,
     ratio,
     read_gates,
     side_of,
@@ -300,7 +299,6 @@ def read_all(
         gates,
         lambda path: read_gates(path, [layer.name for layer in layers], experts),
         lambda statistics: match_gates(statistics, checkpoint),
-        merge,
         "Collect it first: prunecli collect-gates.",
     )
 

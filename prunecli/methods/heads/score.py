@@ -14,7 +14,7 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, batched_search
 from prunecli.evaluation.on_text import runner_of, text_fields
 from prunecli.evaluation.scoring import make_metrics, paired_bootstrap, paired_t_test
-from prunecli.methods.measuring import gradient_fields
+from prunecli.methods.measuring import gradient_scores
 from prunecli.methods.options import EffectMetric
 from prunecli.methods.scoring import ScoreOptions
 from prunecli.model.axes import axis_name
@@ -89,27 +89,18 @@ def score_heads(
         gradients=is_gradient,
         by_layer="--memory" if is_gradient else "",
     )
-    fields = {
-        "kind": "head",
-        "method": options.metric,
-        **text_fields(data, choice),
-        "ids": {axis.name: axis.ids for axis in axes},
-    }
     if is_gradient:
         per = options.per or "example"
-        fields |= gradient_fields(
+        (scores,) = gradient_scores(
             checkpoint, runner, data, {"head": axes}, options.batch_tokens, per, progress
-        )["head"]
+        ).values()
     else:
-        fields |= ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
+        found = ablation_fields(checkpoint, runner.model, metric, options, data, selected, progress)
+        ids = {axis.name: axis.ids for axis in axes}
+        scores = scores_of(checkpoint, options.seed, kind="head", method=options.metric, ids=ids, **found)
+    scores = scores.model_copy(update={"dtype": dtype_name(dtype), **text_fields(data, choice)})
     if runner.report is not None:
         say(runner.report.line(back=True))
-    scores = scores_of(
-        checkpoint,
-        None if is_gradient else options.seed,
-        dtype=dtype_name(dtype),
-        **fields,
-    )
     if output is not None:
         scores.write(Path(output), force=force)
     return scores
@@ -233,7 +224,7 @@ def translation_measurements(
     batches, search = batched_search(model, tokenizer, text.sentences[pair[0]], pair, options)
 
     def run(rows: Sequence[int]) -> list[str]:
-        return [line.strip() for line in tokenizer.batch_decode(search(rows), skip_special_tokens=True)]
+        return [made.text for made in search(rows)]
 
     name = pair_name(*pair)
     return [(tuple((name, index) for index in rows), partial(run, rows)) for rows in batches]

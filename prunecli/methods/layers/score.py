@@ -300,7 +300,7 @@ def cut_replaced(
     for gap in gaps:
         for name in gap.ffn.tensor_names:
             if module_of(name) == gap.ffn.output:
-                own = np.concatenate([*values(checkpoint, Copy(name), "F64")])
+                own = np.concatenate([*values(checkpoint, Copy(name))])
                 carrier = gap.ffn.carriers.get(name)
                 is_turned = carrier is None or carrier.dim != 1
                 made[name] = own @ maps[gap.ends] if is_turned else maps[gap.ends].T @ own

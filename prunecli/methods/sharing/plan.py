@@ -31,7 +31,7 @@ from prunecli.model.history import given, history_step
 from prunecli.model.parts import KIND_NAMES, KINDS, AttentionLayer, FfnLayer
 from prunecli.model.rewrite import Rewrite, replacing, rewritten
 from prunecli.model.structure import KeptUnits, Structure
-from prunecli.results.unit_scores import Array, Scores
+from prunecli.results.unit_scores import Scores
 from prunecli.selection.cut import decision_of
 from prunecli.selection.select import best
 from prunecli.tensors.stream import (
@@ -327,10 +327,12 @@ def plan_ffn(
     tokens = {}
     if options.keep_units == "norms":
         checkpoint.check()
-        worth = {
-            axis_name(owner, "unit"): group_norms(checkpoint, layers, group)
-            for owner, group in narrowed.items()
-        }
+        worth = {}  # of the FFNs that `init` makes
+        for owner, group in narrowed.items():
+            carriers = layers[owner].carriers
+            matrices = {name: carrier for name, carrier in carriers.items() if name.endswith("weight")}
+            made = partial(ffn_tensor, checkpoint, layers, replace(group, width=group.init_width))
+            worth[axis_name(owner, "unit")] = unit_norms(checkpoint, matrices, group.init_width, made)
     elif activations is None:
         remedy = "Give `data` or `files`; or choose by the weights alone: `keep_units=norms`."
         raise UsageError("An FFN gets narrower: which hidden units are kept is chosen by text.", remedy)
@@ -513,11 +515,3 @@ def ffn_tensor(
 def weighted_sum(parts: Sequence[Expression], weight: float) -> Expression:
     """`weight` times the sum; one part by 1 is itself."""
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), weight)
-
-
-def group_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> Array:
-    """`unit_norms` of the FFN that the group's initialisation makes: ||row of W1|| x ||column of W2||."""
-    carriers = layers[group.owner].carriers
-    made = partial(ffn_tensor, checkpoint, layers, replace(group, width=group.init_width))
-    matrices = {name: carrier for name, carrier in carriers.items() if name.endswith("weight")}
-    return unit_norms(checkpoint, matrices, group.init_width, made)

@@ -37,19 +37,13 @@ MATERIAL = Texts(TEXTS, OPTIONS)
 class Subject:
     """A tiny mixture with a tokenizer, and its checkpoint."""
 
-    def __init__(self, folder: Path, model_type: str = "qwen3_moe", **config: Any) -> None:
+    def __init__(self, folder: Path, model_type: str, **config: Any) -> None:
         self.tokenizer, self.model = load_tokenizer(folder), tiny_mixture(model_type, **config)
         self.model.save_pretrained(folder)
         self.checkpoint = open_model(folder)
 
     def collect(self, material: Texts = MATERIAL) -> GateStatistics:
         return score(InMemory(self.model), self.checkpoint, self.tokenizer, material)
-
-
-@pytest.fixture(scope="module")
-def subject(shared_path):
-    write_plain_tokenizer(shared_path)
-    return Subject(shared_path)
 
 
 def assert_sums(entry: GateSums, routed: list[list[Any]]) -> None:
@@ -62,7 +56,10 @@ def assert_sums(entry: GateSums, routed: list[list[Any]]) -> None:
             )
 
 
-def test_sums_are_those_of_single_windows(subject):
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "mixtral"])
+def test_sums_are_those_of_single_windows(model_type):
+    write_plain_tokenizer(".")
+    subject = Subject(Path(), model_type)
     found = subject.collect()
     assert (found.mode, found.top_k, found.num_experts) == ("text", 2, 8)
     assert list(found.entries) == ["prose", "code"]
@@ -108,7 +105,9 @@ def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked():
         assert (entry.routed.sum(axis=1) <= entry.tokens).all()
 
 
-def test_a_model_that_is_no_language_model_is_refused(subject):
+def test_a_model_that_is_no_language_model_is_refused():
+    write_plain_tokenizer(".")
+    subject = Subject(Path(), "qwen3_moe")
     held = InMemory(subject.model.base_model)
     with pytest.raises(UnsupportedModelError, match="no head"):
         score(held, subject.checkpoint, subject.tokenizer, MATERIAL)

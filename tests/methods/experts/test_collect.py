@@ -26,7 +26,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.commands.calls import call
 from tests.opening import load
-from tests.reference.routed_outputs import sums
+from tests.reference import routed_outputs
 from tests.running.layerwise.running import StopError
 from tests.tiny import change_config, tiny_nllb_moe
 
@@ -74,8 +74,8 @@ def test_lost_sums_are_no_silence(subject, count, monkeypatch):
         subject.collect(MODES[0])
 
 
-def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
-    """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
+def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[routed_outputs.Token]]:
+    """Per sparse layer the gates of every token, of all experts, sentence by sentence, through the whole model."""
     layers = []
     sources = encode(subject.tokenizer, TEXT.sentences[source], source)
     labels = encode(subject.tokenizer, TEXT.sentences[target], target, as_target=True)
@@ -84,7 +84,8 @@ def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.n
             layers.append(own := [])
 
             def note(_module: Any, _inputs: Any, logits: torch.Tensor, own: Any = own) -> None:
-                own.extend(torch.softmax(logits.double(), -1).numpy())
+                gates = torch.softmax(logits.double(), -1).tolist()
+                own.extend((range(len(gate)), gate, gate) for gate in gates)
 
             hooks.enter_context(module.router.classifier.register_forward_hook(note))
         for ids, label in zip(sources, labels, strict=True):
@@ -97,9 +98,9 @@ def test_forced_sums_are_those_of_single_sentences(subject, pair):
     found = subject.collect(MODES[0]).entries["-".join(pair)]
     for index, gates in enumerate(forced_by_hand(subject, *pair)):
         assert found.tokens[index] == len(gates)
-        want = sums([(range(len(gate)), gate, gate) for gate in gates], len(gates[0]))  # of all experts
+        wanted = routed_outputs.sums(gates, found.top1.shape[1])
         for name in SUMS[1:]:
-            np.testing.assert_allclose(getattr(found, name)[index], want[name], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(found[name][index], wanted[name], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)

@@ -1,4 +1,4 @@
-"""Metrics from sums equal the paper's definitions, token by token."""
+"""Metrics from sums equal the papers' definitions, token by token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,38 +25,38 @@ from prunecli.model.axes import Axis
 from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.tensors.directory import find_weights
 from prunecli.tensors.reader import TensorReader
-from tests.gates import changed, gate_statistics
+from tests.gates import changed, gate_statistics, random_sums
 from tests.reference import routed_outputs, weights
 
 
 def tokens_of(seed: int, tokens: int, experts: int) -> list[routed_outputs.Token]:
-    """Random routing to 3: indices in any order, weights that need not sum to 1, norms up to 10."""
+    """Random routing to some or all: indices in any order, weights that need not sum to 1, norms up to 10."""
     generator = np.random.default_rng(seed)
+    top_k = generator.integers(1, experts, endpoint=True)
 
     def draw() -> routed_outputs.Token:
-        experts_of = generator.permutation(experts)[:3].tolist()
-        return experts_of, generator.random(3).tolist(), (10 * generator.random(3)).tolist()
+        experts_of = generator.permutation(experts)[:top_k].tolist()
+        return experts_of, generator.random(top_k).tolist(), (10 * generator.random(top_k)).tolist()
 
     return [draw() for _ in range(tokens)]
 
 
-def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
+def sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
     counted = [routed_outputs.sums(tokens, experts) for tokens in layers]
     arrays = {name: np.array([own[name] for own in counted]) for name in counted[0]}
     return GateSums(tokens=np.array([*map(len, layers)]), **arrays)
 
 
 def statistics_of(sums: GateSums) -> GateStatistics:
-    layers, experts = sums.top1.shape
-    names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
-    return gate_statistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums})
+    names = [f"model.encoder.layers.{n}.ffn" for n in range(len(sums.tokens))]
+    return gate_statistics(names, {"a-b": sums})
 
 
 @pytest.mark.parametrize("name", METRICS)
-@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(3, 7))
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 7))
 def test_metrics_are_those_of_the_raw_routing(name, seed, tokens, experts):
     layers = tokens_of(seed, tokens, experts), tokens_of(seed + 1, tokens + 3, experts)
-    values = METRICS[name](text_sums_of(experts, *layers))
+    values = METRICS[name](sums_of(experts, *layers))
     for row, raw in zip(values, layers, strict=True):
         assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
 
@@ -77,18 +77,17 @@ def test_random_values_repeat_with_the_seed():
 
 
 def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work():
-    sums = text_sums_of(3, tokens_of(0, 9, 3))
-    statistics = changed(statistics_of(sums), lacks={*TEXT_SUMS} - {"tokens", "top1", "top2"})
+    sums = random_sums(0, 1, 3)
+    statistics = changed(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
     with pytest.raises(StatisticsError, match=r"lack what .* 'load-balance' needs .*gate_sum") as refused:
         metric_values("load-balance", sums, statistics)
     assert refused.value.remedy == "Choose `metric=top1 or top2`."
 
 
 def test_the_default_metric_goes_by_the_kind_of_statistics():
-    sums = text_sums_of(3, tokens_of(0, 9, 3))
-    statistics = statistics_of(sums)
-    assert default_metric(statistics) == "importance"
-    texts = changed(statistics, mode="text")
+    sums = sums_of(3, tokens_of(0, 9, 3))
+    texts = statistics_of(sums)
+    assert default_metric(changed(texts, mode="forced")) == "importance"
     assert default_metric(texts) == "reap"
     assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn.experts"}
 

@@ -1,28 +1,28 @@
 """What layers do to hidden states and to the loss, against sentences that are run one by one."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from prunecli.errors import PruneError
 from prunecli.methods.layers.score import layer_scores
-from prunecli.methods.plans import LayerOptions
-from prunecli.model.axes import module_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import read_pooling
+from prunecli.running.batches import task_batches
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.runner import InMemory
-from tests.contracts.method_contract import written
+from prunecli.text.tokens import load_tokenizer
 from tests.contracts.test_layers_method import stacks_of
-from tests.families import cutting
-from tests.methods.test_measuring_activations import SENTENCES, batch_of, run_singly
+from tests.methods.heads.test_score import TEXTS, VectorSubject
+from tests.methods.test_measuring import lines, opened
+from tests.methods.test_measuring_activations import batch_of, run_singly
 from tests.opening import load
 from tests.reference import similarity as reference
-from tests.sentence_model import sentence_model
+from tests.reference.masks import passed_by
 
 CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
 
@@ -72,57 +72,27 @@ def test_scores_are_those_of_the_states(models, case):
     assert not cka.distances
 
 
-@pytest.mark.parametrize("case", ["t5", "gpt2"])
-def test_the_loss_without_a_layer_is_that_of_the_model_without_it(models, case):
-    source = models[case]
-    model = load(source)
+@pytest.mark.parametrize("case", ["t5", "gpt2", "openai-gpt"])  # the last one's layers return lists
+def test_the_loss_without_a_layer_is_that_of_the_model_that_passes_it_by(case):
+    _, checkpoint, model = opened(case)
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
-    opened = open_model(source)
-    found = layer_scores(opened, InMemory(model), batches, "perplexity").importance()
-    found = {module_of(name): own for name, own in found.items()}
-    depths = {side: len(own) for side, own in found.items()}
-    assert depths == {stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks}
+    found = layer_scores(checkpoint, InMemory(model), batches, "perplexity").importance()
     whole = loss_of(model, batches)
-    for side, own in found.items():
-        for number in (0, depths[side] - 1):
-            out = written(source, LayerOptions(remove=f"{side}:{number}"), f"{side}-{number}")
-            assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
+    for layer, own in zip(checkpoint.layout.layers, np.concatenate([*found.values()]), strict=True):
+        with passed_by(model, [layer.name]):
+            assert own == pytest.approx(loss_of(model, batches) - whole, abs=1e-5)
 
 
-def test_layers_that_return_lists_are_passed_by():
-    model = cutting.saved("openai-gpt", "model")
-    batches = [labelled(batch_of((0, 1), False), False)]
-    (own,) = layer_scores(open_model("model"), InMemory(model), batches, "perplexity").importance().values()
-    whole = loss_of(model, batches)
-    del model.transformer.h[0]
-    assert own[0] == pytest.approx(loss_of(model, batches) - whole, abs=1e-5)
-
-
-def test_the_vector_without_a_layer_is_that_of_the_model_without_it():
-    source = sentence_model("source")
-    pooling, batches = read_pooling(source), [batch_of((0, 1), False), batch_of((2,), False)]
-
-    def vectors_of(model):
-        """Mean pooling, the dense layer and its tanh, one text at a time."""
-        weights = load_file(source / "2_Dense" / "model.safetensors")
-        found = []
-        for number in range(len(SENTENCES)):
-            with torch.no_grad():
-                states = model(**batch_of((number,), False).inputs).last_hidden_state[0]
-            mean = states.mean(dim=0) @ weights["linear.weight"].T + weights["linear.bias"]
-            found.append(torch.tanh(mean).double().tolist())
-        return found
-
-    model = load(source)
-    (own,) = (
-        layer_scores(open_model(source), InMemory(model), batches, "embedding", pooling).importance().values()
-    )
-    whole = vectors_of(model)
+def test_the_vector_without_a_layer_is_that_of_the_model_that_passes_it_by():
+    subject = VectorSubject(Path())
+    pooling, runner = read_pooling(subject.path), InMemory(load(subject.path))
+    batches = task_batches(load_tokenizer(subject.path), runner.model, lines(TEXTS, "embedding"), 20, pooling)
+    found = layer_scores(open_model(subject.path), runner, batches, "embedding", pooling)
+    (own,) = found.importance().values()
     for number, score in enumerate(own):
-        out = written(source, LayerOptions(remove=str(number)), f"without-{number}")
-        expected = reference.block_influence(vectors_of(load(out)), whole)
-        assert score == pytest.approx(expected, abs=1e-6)
+        with passed_by(subject.model, [f"encoder.layer.{number}"]):
+            assert score == pytest.approx(1 - subject.cosine(), abs=1e-6)
         assert score > 0
 
 

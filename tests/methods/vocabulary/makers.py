@@ -103,8 +103,7 @@ def wordpiece_files(directory: Path) -> Path:
     tokenizer = _wordpiece()
     tiny_family(directory, "bert", vocab_size=tokenizer.get_vocab_size(), **_BERT_IDS)
     _clear(directory)
-    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    (directory / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in tokens), encoding="utf-8")
+    tokenizer.model.save(str(directory))
     write_json(directory / "tokenizer_config.json", _BERT)
     return directory
 

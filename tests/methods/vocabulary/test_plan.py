@@ -1,7 +1,6 @@
 """From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
-from tests.tiny import VOCAB, config_of, json_of, write_json
+from tests.tiny import VOCAB, change_config, config_of, write_json
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Selection:
@@ -148,26 +147,13 @@ def test_one_that_would_cut_otherwise_is_left_out():
     assert [name for name, content in made.files.items() if content is None] == ["spiece.model", "vocab.bpe"]
 
 
-def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def apply(source: Path) -> None:
-        value = json_of(source / name)
-        change(value)
-        write_json(source / name, value)
-
-    return apply
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
         (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (lambda source: (source / "generation_config.json").write_text("[]"), CheckpointError, "JSON object"),
-        (
-            breaking("config.json", lambda value: value.update(model_type="x")),
-            UnsupportedModelError,
-            "family",
-        ),
+        (lambda source: change_config(source, model_type="x"), UnsupportedModelError, "family"),
     ],
 )
 def test_what_cannot_be_trimmed_is_refused(damage, error, message):

@@ -1,8 +1,7 @@
 """Batches for any family, run in memory and layer by layer."""
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,21 +27,6 @@ BATCHES = (
 
 class StopError(Exception):
     """Ends a run in the middle."""
-
-
-def stop() -> None:
-    raise StopError
-
-
-def at_step(step: int, act: Callable[[], object]) -> Callable[..., None]:
-    """Progress that acts at one of its steps, the first of which is 0."""
-    steps = itertools.count()
-
-    def advance(*_: Any) -> None:
-        if next(steps) == step:
-            act()
-
-    return advance
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
@@ -75,8 +59,9 @@ def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
 
 
 def skeleton_of(checkpoint: Checkpoint) -> EmptyModel:
-    """A skeleton, its resident tensors in place."""
+    """A skeleton, its resident tensors in place; no parameter asks for gradients."""
     skeleton = make_model(checkpoint, CPU, torch.float32, output=True)
+    skeleton.model.requires_grad_(False)
     fill_resident(skeleton, checkpoint)
     return skeleton
 

@@ -73,8 +73,7 @@ def test_layers_that_cannot_run_alone(model_type):
     ],
 )
 def test_other_forms_of_a_family(case, changes):
-    path = tiny_family("model", case, **changes)
-    assert_same(path)
+    assert_same(tiny_family("model", case, **changes))
 
 
 def test_uneven_experts():

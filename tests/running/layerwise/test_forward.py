@@ -82,11 +82,16 @@ def test_nothing_is_left_in_the_model():
 # Blocks come in the order in which they are wanted, into buffers that are used again.
 
 
-def test_no_more_is_held_than_there_are_buffers():
+def two_buffers():
     checkpoint = open_model(tiny_nllb_moe("model"))
     skeleton = make_model(checkpoint, CPU, torch.float32)
-    with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
-        for stage in skeleton.stages[:3]:
+    return skeleton.stages, Reader(checkpoint, 2, skeleton.widest_bytes, CPU)
+
+
+def test_no_more_is_held_than_there_are_buffers():
+    stages, made = two_buffers()
+    with made as reader:
+        for stage in stages[:3]:
             reader.want(stage.block)
         with reader.next_block() as first:
             with reader.next_block() as second:
@@ -97,10 +102,9 @@ def test_no_more_is_held_than_there_are_buffers():
 
 
 def test_the_thread_ends_with_blocks_unread():
-    checkpoint = open_model(tiny_nllb_moe("model"))
-    skeleton = make_model(checkpoint, CPU, torch.float32)
-    with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
-        for stage in skeleton.stages:
+    stages, made = two_buffers()
+    with made as reader:
+        for stage in stages:
             reader.want(stage.block)
     assert not any(thread.is_alive() for thread in reader._pool._threads)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,18 +12,16 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.hooks import output_projections
 from prunecli.running.layerwise.forward import PassRun
 from prunecli.running.layerwise.states import Stored, leaves
-from prunecli.running.runner import frozen, ignored
+from prunecli.running.runner import ignored
 from tests.families import MODEL_TYPES
 from tests.families.records import own_layouts
 from tests.opening import load
 from tests.running.layerwise.running import (
     BATCHES,
     StopError,
-    at_step,
     passes,
     skeleton_of,
     started,
-    stop,
 )
 from tests.running.layerwise.test_forward import Run as Forward
 from tests.running.layerwise.test_forward import assert_clean
@@ -62,11 +61,9 @@ def scalar(result: Any) -> Tensor:
 
 def in_memory(path: Path) -> Found:
     model = load(path)
-    checkpoint = open_model(path)
-    with frozen(model):
-        watch = Watch(model, checkpoint)
-        for run in passes(model):
-            scalar(run()).backward()
+    watch = Watch(model.requires_grad_(False), open_model(path))
+    for run in passes(model):
+        scalar(run()).backward()
     return watch.found
 
 
@@ -78,8 +75,7 @@ class Run(Forward):
         self.watch = Watch(self.skeleton.model, checkpoint)
 
     def run(self, advance: Any = ignored, memory: int = 1 << 22) -> Found:
-        run = started(self.skeleton, self.checkpoint, memory, advance)
-        with run as (layers, _), frozen(self.skeleton.model):
+        with started(self.skeleton, self.checkpoint, memory, advance) as (layers, _):
             layers.backward(passes(self.skeleton.model), lambda _number, result: scalar(result))
         return self.watch.found
 
@@ -134,7 +130,7 @@ def test_nothing_is_left_in_the_model(model_type, models):
 def test_a_failure_anywhere_leaves_nothing_either(kind, step):
     run = kind(open_model(tiny_nllb_moe("model")))
     with pytest.raises(StopError):
-        run.run(advance=at_step(step, stop))
+        run.run(advance=Mock(side_effect=[None] * step + [StopError]))
     assert_clean(run.skeleton)
 
 
@@ -143,7 +139,7 @@ def test_what_a_layer_hands_on_is_stored_once(models):
     checkpoint = open_model(models["t5"])
     skeleton = skeleton_of(checkpoint)
     one = PassRun(passes(skeleton.model)[0])
-    with started(skeleton, checkpoint) as (layers, states), frozen(skeleton.model):
+    with started(skeleton, checkpoint) as (layers, states):
         with layers.intercepting():
             for index in range(2):
                 layers.want(index)

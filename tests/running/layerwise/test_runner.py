@@ -1,6 +1,5 @@
 """What fits into a given memory, and in which groups batches go."""
 
-import errno
 import os
 import re
 import shutil
@@ -30,6 +29,8 @@ from prunecli.running.layerwise.states import (
 )
 from prunecli.running.runner import BatchCost, Group
 from prunecli.tensors.quantities import parse_size, size_text
+from tests.commands.calls import names
+from tests.failing import FULL
 from tests.running.layerwise.running import CPU, no_room
 
 MIB, PLENTY = 1 << 20, 1 << 34
@@ -64,10 +65,10 @@ def test_the_fullest_phase_counts(path, monkeypatch):
     assert [(group.start, group.cost.states) for group in found] == [(7, (101, 101)), (9, (1, 10))]
 
 
-def test_one_batch_that_finds_no_room_anywhere(path, tmp_path, monkeypatch):
+def test_one_batch_that_finds_no_room_anywhere(path, monkeypatch):
     no_room(monkeypatch, 60, 50)
-    with pytest.raises(OutputError, match=rf"{tmp_path}: no room for the states of one batch"):
-        groups(layers_of(path, spill=tmp_path), (0, 10), (0, 111))
+    with pytest.raises(OutputError, match=r"^spill: no room for the states of one batch"):
+        groups(layers_of(path, spill=Path("spill")), (0, 10), (0, 111))
 
 
 def test_too_little_memory_names_the_smallest_that_works(path):
@@ -79,9 +80,9 @@ def test_too_little_memory_names_the_smallest_that_works(path):
     assert groups(layers_of(path, smallest), (300 * MIB, 10))
 
 
-def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
+def test_a_run_says_what_it_took_and_gives_everything_back(path):
     ids = torch.tensor([[5, 9, 12, 2]])
-    layers, threads = layers_of(path, spill=tmp_path), threading.active_count()
+    layers, threads = layers_of(path, spill=Path()), threading.active_count()
     report = layers.report
     (group,) = groups(layers, (0, 1000))
     checkpoint = open_model(path)
@@ -96,7 +97,7 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path, tmp_path):
         with layers.running(group) as run:
             run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
             run.keep(torch.zeros(4 * MIB))
-            assert list(tmp_path.iterdir()) == [], "the file has no name"
+            assert names() == [], "the file has no name"
         expected = resident + times * (sum(bytes_of.values()) - resident)
         assert report.bytes_read == expected, "what is outside of layers is read once"
         assert report.readings == times
@@ -119,13 +120,13 @@ def test_rows_are_read_and_replaced(memory):
         assert torch.equal(states.get(held), want)
 
 
-def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path):
-    with StateStore(4096, tmp_path) as states:
+def test_the_file_has_no_name_and_is_made_only_when_needed():
+    with StateStore(4096, Path()) as states:
         states.put(torch.zeros(1024))
         assert states.spilled_bytes == 0
         states.put(torch.zeros(1024))
         assert states.spilled_bytes == 4096
-        assert list(tmp_path.iterdir()) == []
+        assert names() == []
 
 
 def test_room_is_used_again():
@@ -137,23 +138,20 @@ def test_room_is_used_again():
         assert states.spilled_bytes == 2 * 448 + 400
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    )
-    with StateStore(0, tmp_path) as states:
-        with pytest.raises(OutputError, match="no room") as caught:
-            states.put(torch.zeros(10))
-        assert str(tmp_path) in caught.value.message
-        assert "`spill_directory`" in str(caught.value.remedy)
+def test_a_full_disk_is_said_before_anything_is_written(monkeypatch):
+    Path("spill").mkdir()
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=FULL))
+    said = r"^spill: no room.*\n.*`spill_directory`"
+    with StateStore(0, Path("spill")) as states, pytest.raises(OutputError, match=said):
+        states.put(torch.zeros(10))
 
 
 @pytest.mark.parametrize("way", ["missing", "a file"])
-def test_a_directory_that_is_none(way, tmp_path):
-    path = tmp_path / "nowhere"
+def test_a_directory_that_is_none(way):
+    nowhere = Path("nowhere")
     if way == "a file":
-        path.write_text("")
-    with StateStore(0, path) as states, pytest.raises(OutputError, match="nowhere"):
+        nowhere.touch()
+    with StateStore(0, nowhere) as states, pytest.raises(OutputError, match="nowhere"):
         states.put(torch.zeros(10))
 
 
@@ -170,11 +168,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.fixture
-def written(tmp_path):
-    path = tmp_path / ".gates.json.layers"
+def written():
+    path = Path(".gates.json.layers")
     with StateStore(64) as states:
-        held = map_tree(TREE, states.put, torch.Tensor)
-        write_snapshot(path, {"stage": 3}, held, states)
+        write_snapshot(path, {"stage": 3}, map_tree(TREE, states.put, torch.Tensor), states)
     return path
 
 
@@ -182,9 +179,8 @@ def written(tmp_path):
 def test_a_snapshot_comes_back(written, memory):
     assert read_header(written) == {"stage": 3}
     with StateStore(memory) as states:
-        tree = read_snapshot(written, states)
-        assert same(map_tree(tree, states.get, Stored), TREE)
-    assert [path.name for path in written.parent.iterdir()] == [written.name]
+        assert same(map_tree(read_snapshot(written, states), states.get, Stored), TREE)
+    assert names() == [written.name]
 
 
 @pytest.mark.parametrize("cut", [0, 30])
@@ -194,10 +190,10 @@ def test_a_file_that_was_cut_short_is_none(written, cut):
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b""])
-def test_another_file_is_none(content, tmp_path):
-    (tmp_path / "file").write_bytes(content)
-    assert read_header(tmp_path / "file") is None
-    assert read_header(tmp_path / "missing") is None
+def test_another_file_is_none(content):
+    Path("file").write_bytes(content)
+    assert read_header(Path("file")) is None
+    assert read_header(Path("missing")) is None
 
 
 def test_a_full_disk_leaves_the_last_one(written, monkeypatch):

@@ -14,6 +14,7 @@ from prunecli.errors import HubError, OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import commit_of, local_directory, needed_files, weight_files
 from prunecli.tensors.hub.names import HubName
+from tests.commands.calls import names
 from tests.families import tiny_family
 from tests.hub_server import MAIN_COMMIT, hub, point_at
 from tests.tiny import json_of, tiny_nllb_moe
@@ -21,6 +22,7 @@ from tests.tiny import json_of, tiny_nllb_moe
 __all__ = ["hub"]
 
 OTHER_COMMIT = "b" * 40
+CACHE = Path("cache")
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -52,9 +54,9 @@ def _directory(name):
     return local_directory(name, say=said.append, progress=said.progress), said
 
 
-def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
+def test_a_model_is_fetched_as_it_is(model, hub):
     directory, said = _directory("org/tiny")
-    assert directory == tmp_path / "cache" / "models--org--tiny" / "snapshots" / MAIN_COMMIT
+    assert directory == Path("cache/models--org--tiny/snapshots", MAIN_COMMIT).resolve()
     one = open_model(model)
     other = open_model(directory)
     assert one.fingerprint == other.fingerprint
@@ -65,7 +67,7 @@ def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
     index = (directory / "model.safetensors.index.json").stat().st_size
     assert len(said) == 1
     assert said[0].startswith(f"Fetching org/tiny at 1a2b3c4 from {hub.url[7:]}: 6 files, ")
-    assert said[0].endswith(f"into {tmp_path / 'cache'}")
+    assert said[0].endswith(f"into {CACHE.resolve()}")
     assert said.amounts[0] == ("org/tiny: fetching", size - index, "bytes")
     assert sum(said.amounts[1:]) == size - index
     assert set(hub.fetched()) == {path.name for path in directory.iterdir()}
@@ -87,7 +89,7 @@ def test_what_is_there_is_not_fetched_again(model, hub):
 
 
 def test_revisions(model, hub):
-    hub.add("org/tiny", tiny_nllb_moe(model.parent / "other", seed=1), OTHER_COMMIT, "refs/pr/3")
+    hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT, "refs/pr/3")
     hub.revisions["org/tiny", "v1.0"] = MAIN_COMMIT
     main, _ = _directory("org/tiny")
     for name, commit in (
@@ -102,7 +104,7 @@ def test_revisions(model, hub):
     assert open_model("org/tiny").fingerprint != open_model("org/tiny@refs/pr/3").fingerprint
 
 
-def test_a_branch_that_moves_is_followed_and_known_offline(model, hub, tmp_path, monkeypatch):
+def test_a_branch_that_moves_is_followed_and_known_offline(model, hub, monkeypatch):
     _directory("org/tiny")
     changed = {**hub.models["org/tiny"][MAIN_COMMIT], "README.md": b"# new\n"}
     hub.add("org/tiny", changed, OTHER_COMMIT)
@@ -111,15 +113,15 @@ def test_a_branch_that_moves_is_followed_and_known_offline(model, hub, tmp_path,
     assert directory.name == OTHER_COMMIT
     assert hub.fetched() == ["README.md"]  # of the others the content is there
     assert ": README.md, 6 B, " in said[0]
-    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=True)
+    point_at(NOWHERE, CACHE, monkeypatch, offline=True)
     assert _directory("org/tiny")[0].name == OTHER_COMMIT
     assert _directory(f"org/tiny@{MAIN_COMMIT}")[0].name == MAIN_COMMIT
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, offline):
+def test_the_cache_opens_without_a_network(model, hub, monkeypatch, offline):
     directory, _ = _directory("org/tiny")
-    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
+    point_at(NOWHERE, CACHE, monkeypatch, offline=offline)
     found, said = _directory("org/tiny")
     assert found == directory
     line = "127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."
@@ -133,18 +135,17 @@ def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, of
     [("all", True), ("config.json", True), ("model-00002-of-00003.safetensors", False)],
 )
 def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
-    model, hub, tmp_path, monkeypatch, offline, lacking
+    model, hub, monkeypatch, offline, lacking
 ):
     directory, _ = _directory("org/tiny")
     if lacking == "all":
-        shutil.rmtree(tmp_path / "cache")
+        shutil.rmtree(CACHE)
     else:
         (directory / lacking).unlink()
-    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
+    point_at(NOWHERE, CACHE, monkeypatch, offline=offline)
     message = "HF_HUB_OFFLINE forbids" if offline else r"127\.0\.0\.1:9 cannot be reached .*refused"
-    with pytest.raises(HubError, match=f"^org/tiny: no such directory here.*{message}") as caught:
+    with pytest.raises(HubError, match=rf"^org/tiny: no such directory here.*{message}.*\n.*$"):
         _directory("org/tiny")
-    assert len(str(caught.value).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,8 @@ def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
 def test_refusals_of_a_model_or_its_files(model, hub, what, status, code, message, remedy):
     """A model behind a gate is described to everyone."""
     getattr(hub, what)["org/tiny"] = status, code
-    with pytest.raises(HubError, match=f"^org/tiny: .*{message}") as caught:
+    with pytest.raises(HubError, match=rf"^org/tiny: .*{message}.*\n.*{remedy}.*$"):
         _directory("org/tiny")
-    assert remedy in caught.value.remedy
-    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
@@ -227,46 +226,39 @@ def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, mon
     with pytest.raises(KeyboardInterrupt):
         local_directory("org/tiny", say=said.append)
     assert said[1:] == ["Complete files are kept in the cache: the same command resumes from there."]
-    monkeypatch.undo()
 
 
 def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Mock(free=1000))
-    with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there") as caught:
+    with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there\n.*HF_HUB_CACHE"):
         _directory("org/tiny")
-    assert "HF_HUB_CACHE" in caught.value.remedy
     assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
-
-
-FILES = {"config.json": b"{}", "model.safetensors": b"x"}
 
 
 @pytest.fixture
 def answers_model(hub):
-    hub.add("org/tiny", FILES)
+    hub.add("org/tiny", {"config.json": b"{}", "model.safetensors": b"x"})
     return hub
 
 
-def refused(tmp_path: Path, message: str) -> None:
+def refused(message: str) -> None:
     """With a line, and without a file anywhere but in the cache."""
-    with pytest.raises(HubError, match=rf"^org/tiny(@\w+)?: .*{message}") as caught:
+    with pytest.raises(HubError, match=rf"^org/tiny(@\w+)?: .*{message}.*(\n.*)?$"):
         local_directory("org/tiny")
-    assert "\n" not in caught.value.message
-    assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
-    kept = {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
-    assert {path.name for path in (tmp_path / "cache").glob("*")} <= kept
+    assert {*names()} <= {"cache"}
+    assert {path.name for path in CACHE.glob("*")} <= {"models--org--tiny", ".locks", "CACHEDIR.TAG"}
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag"])
 @pytest.mark.parametrize("value", ['"../../../out"', '"/tmp/out"', 'W/"a/b"', '".."', "a" * 300])
-def test_names_of_contents_are_no_paths(answers_model, tmp_path, header, value):
+def test_names_of_contents_are_no_paths(answers_model, header, value):
     answers_model.headers["config.json"] = {header: value}
-    refused(tmp_path, f"config.json: 127.0.0.1.* answers with (?i:{header})")
+    refused(f"config.json: 127.0.0.1.* answers with (?i:{header})")
 
 
-def test_nor_are_commits(answers_model, tmp_path):
+def test_nor_are_commits(answers_model):
     answers_model.headers["config.json"] = {"X-Repo-Commit": "../../out"}
-    refused(tmp_path, "answers with X-Repo-Commit '../../out'")
+    refused("answers with X-Repo-Commit '../../out'")
 
 
 @pytest.mark.parametrize(
@@ -278,23 +270,23 @@ def test_nor_are_commits(answers_model, tmp_path):
         '{"id": "org/tiny", "sha": "a", "siblings": [{"rfilename": "config.json", "size": "large"}]}',
     ],
 )
-def test_what_describes_no_model(answers_model, tmp_path, answer):
+def test_what_describes_no_model(answers_model, answer):
     """A page to log in to a network, and descriptions that huggingface_hub takes as they are."""
     answers_model.description = answer.encode()
-    refused(tmp_path, "describes no model")
+    refused("describes no model")
     assert answers_model.fetched() == []
 
 
 @pytest.mark.parametrize("name", ["../../../../out", "../../../../../out"])
-def test_names_of_files_do_not_lead_out_of_the_cache(answers_model, tmp_path, name):
+def test_names_of_files_do_not_lead_out_of_the_cache(answers_model, name):
     index = json.dumps({"weight_map": {"a": name}}).encode()
     answers_model.add("org/tiny", {"config.json": b"{}", "model.safetensors.index.json": index, name: b"x"})
-    refused(tmp_path, "")
+    refused("")
 
 
-def test_a_size_that_huggingface_hub_does_not_fetch(answers_model, tmp_path):
+def test_a_size_that_huggingface_hub_does_not_fetch(answers_model):
     answers_model.headers["model.safetensors"] = {"X-Linked-Size": str(10**11)}
-    refused(tmp_path, "model.safetensors: it cannot be fetched .*too large")
+    refused("model.safetensors: it cannot be fetched .*too large")
 
 
 SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
@@ -320,9 +312,8 @@ def test_the_index_decides_which_shards(name):
     assert f"{stem}-3.{ending}" not in files
 
 
-def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path):
-    (tmp_path / "all").mkdir()
-    directory = tiny_family(tmp_path / "all" / "model", "bert")
+def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries():
+    directory = tiny_family("model", "bert")
     extra = ["images/a.txt", "checkpoint-5/a.json", "corpus.zip", "adapter_config.json", ".x/y"]
     extra += OTHER_FORMATS.split()
     for name in [*extra, "1_Dense/config.json", "1_Dense/pytorch_model.bin", "1_Dense/model.safetensors"]:

@@ -1,6 +1,6 @@
 """Files read by ranges from a hub on loopback: what is asked, and every way in which an answer can be wrong."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -49,24 +49,18 @@ def short(file, start, count):
 
 
 def test_a_range_is_one_request(file, hub):
-    stop = 250_000
-    assert read(file, stop=stop, step=999) == CONTENT[1_000:stop]
-    assert asked(hub) == [f"1000-{stop - 1}"]
-    assert hub.sent == stop - 1_000
+    assert read(file, step=999) == CONTENT[1_000:250_000]
+    assert asked(hub) == ["1000-249999"]
+    assert hub.sent == 249_000
     assert file.received == [hub.sent]
 
 
 def test_many_threads_read(file, hub):
     hub.lifetime = 1_000
-    found = {}
-    threads = [
-        threading.Thread(target=lambda n=n: found.update({n: short(file, n * 100, 100)})) for n in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: CONTENT[n * 100 : n * 100 + 100] for n in range(20)}
+    starts = range(0, 2_000, 100)
+    with ThreadPoolExecutor(20) as pool:
+        found = pool.map(lambda start: short(file, start, 100), starts)
+    assert [*found] == [CONTENT[start : start + 100] for start in starts]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +74,17 @@ def test_many_threads_read(file, hub):
 )
 def test_what_passes_is_tried_again(file, hub, waits, faults):
     hub.faults = list(faults)
-    failures = [fault for fault in faults if fault]
     assert read(file) == CONTENT[1_000:250_000]
-    assert len(waits) == len(failures)
+    assert len(waits) == len([*filter(None, faults)])
 
 
 def test_it_gives_up_in_the_end(file, hub, waits):
     hub.faults = [Fault(status=502)] * 100
-    with pytest.raises(HubError, match=r"^org/tiny: model\.safetensors: .* \(502\)") as caught:
+    with pytest.raises(
+        HubError, match=r"^org/tiny: model\.safetensors: .* \(502\).*\n.*resumes from what is fetched"
+    ):
         read(file)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert "resumes from what is fetched" in caught.value.remedy
 
 
 def test_retry_after_is_heeded(file, hub, waits):
@@ -115,9 +109,6 @@ def test_what_is_not_the_file_is_refused_at_once(file, hub, waits, fault):
 
 
 def test_shorter_ranges_than_asked_for_are_taken(file, hub, waits):
-    body = CONTENT[1_000:2_000]
-    original = hub.models["org/tiny"][MAIN_COMMIT][FILE]
-    assert original[1_000:2_000] == body
     hub.longest = 1_000
     assert read(file, stop=3_500) == CONTENT[1_000:3_500]
     assert asked(hub) == ["1000-3499", "2000-3499", "3000-3499"]

@@ -14,7 +14,7 @@ from prunecli.tensors.hub.names import (
     origin,
     snapshot_in,
 )
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import tiny_nllb_moe, write_files
 
 
 @pytest.mark.parametrize(
@@ -57,27 +57,19 @@ def test_what_exists_here_is_a_path():
     assert hub_name("org/broken@v1") is None
 
 
-def _cache(folder, commits, main=None):
-    for commit in commits:
-        (folder / "models--org--name" / "snapshots" / commit).mkdir(parents=True)
-    if main is not None:
-        (folder / "models--org--name" / "refs").mkdir()
-        (folder / "models--org--name" / "refs" / "main").write_text(main)
-    return folder / "models--org--name"
-
-
-def test_a_folder_of_the_cache_is_its_main_snapshot(tmp_path):
-    cache = _cache(tmp_path, ["a" * 40, "b" * 40], main="b" * 40)
-    assert snapshot_in(cache) == cache / "snapshots" / ("b" * 40)
-    assert snapshot_in(tmp_path) == tmp_path
+CACHE = Path("models--org--name")
 
 
 @pytest.mark.parametrize("commits", [[], ["a" * 40, "b" * 40]])
-def test_a_folder_of_the_cache_with_no_one_snapshot_is_refused(tmp_path, commits):
-    cache = _cache(tmp_path, commits)
-    (cache / "snapshots").mkdir(parents=True, exist_ok=True)
+def test_a_folder_of_the_cache_is_its_main_snapshot(commits):
+    for name in ("", *commits):
+        (CACHE / "snapshots" / name).mkdir(parents=True)
     with pytest.raises(CheckpointError, match=f"holds {len(commits)} snapshots"):
-        snapshot_in(cache)
+        snapshot_in(CACHE)
+    assert snapshot_in(Path()) == Path()
+    if commits:
+        write_files(CACHE / "refs", {"main": commits[1]})
+        assert snapshot_in(CACHE) == CACHE / "snapshots" / commits[1]
 
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
