@@ -77,8 +77,8 @@ def write_changed(
             elif axis is not None:
                 held[full] = narrowed(held[full], change["width"], axis, blocks_of(suffix))
         if change.get("removed"):
-            norms = layout.norms(name)
-            held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norms)}
+            norm = f"{layout.names[name]}."
+            held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norm)}
     model_type = config_of(source)["model_type"]
     structure = {"version": 1, "ffn": changes}
     return write_copy(source, target, held, model_type=f"prunecli-{model_type}", prunecli=structure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prunecli.text.choice import TaskName
@@ -18,19 +18,12 @@ class FfnLayout:
         tensors: of one FFN -> the axis of its hidden units; those of the output layer last.
         width_keys: config keys of their widths.
         post_norm: whether the norm comes after the residual connection.
-        norms_after: FFN -> a second norm, between it and the residual connection.
     """
 
     names: Mapping[str, str]
     tensors: Mapping[str, int | None]
     width_keys: tuple[str, ...]
     post_norm: bool = False
-    norms_after: Mapping[str, str] = field(default_factory=dict)
-
-    def norms(self, name: str) -> tuple[str, ...]:
-        """Beginnings of the names of the tensors of an FFN's norms."""
-        second = (f"{self.norms_after[name]}.",) if name in self.norms_after else ()
-        return (f"{self.names[name]}.", *second)
 
     @property
     def output(self) -> str:

@@ -283,9 +283,6 @@ GEMMA2 = LLAMA.kin(
     ffns=replace(
         LLAMA.ffns,
         names={f"model.layers.{n}.mlp": f"model.layers.{n}.pre_feedforward_layernorm" for n in range(3)},
-        norms_after={
-            f"model.layers.{n}.mlp": f"model.layers.{n}.post_feedforward_layernorm" for n in range(3)
-        },
     ),
     norms=("input_layernorm", "pre_feedforward_layernorm"),
 )

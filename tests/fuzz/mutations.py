@@ -17,55 +17,41 @@ TYPES = ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X",
 
 def damage_bytes(data: bytes, rng: Random) -> bytes:
     """Cut, lengthened, emptied, or with some bytes changed."""
-    place = rng.randrange(len(data) + 1)
-    kind = rng.randrange(7)
-    if kind == 0:
-        return data[:place]
-    if kind == 1:
-        return data + rng.randbytes(rng.choice((1, 8, 4096)))
-    if kind == 2:
-        return b"" if rng.random() < 0.5 else bytes(len(data))
-    if kind == 3:
-        length = rng.choice((1, 8, 100))
-        return data[:place] + rng.randbytes(length) + data[place + length :]
-    if kind == 4:
-        return data[:place] + data[place + rng.choice((1, 7, 512)) :]
-    if kind == 5:
-        return data[:place] + bytes(rng.choice((1, 64))) + data[place:]
-    made = bytearray(data)
-    for _ in range(rng.choice((1, 4, 32)) if made else 0):
-        made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
-    return bytes(made)
+    place, length = rng.randrange(len(data) + 1), rng.choice((1, 8, 100))
+    before, after = data[:place], data[place:]
+    flipped = bytearray(data)
+    for _ in range(rng.choice((1, 4, 32)) if data else 0):
+        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return rng.choice(
+        (
+            before,
+            data + rng.randbytes(rng.choice((1, 8, 4096))),
+            rng.choice((b"", bytes(len(data)))),
+            before + rng.randbytes(length) + after[length:],
+            before + after[rng.choice((1, 7, 512)) :],
+            before + bytes(rng.choice((1, 64))) + after,
+            bytes(flipped),
+        )
+    )
 
 
 def damage_text(data: bytes, rng: Random) -> bytes:
     """Text as files of text are: other line ends, marks, empty and endless lines, bytes that are no UTF-8."""
     for _ in range(rng.randint(1, 3)):
+        place = rng.randrange(len(data) + 1)
+        inserted = rng.choice((rng.choice(RAW_DAMAGE), *(rng.choice(TEXT_DAMAGE).encode() for _ in range(2))))
         lines = data.split(b"\n")
-        number = rng.randrange(len(lines))
-        kind = rng.randrange(8)
-        if kind == 0:
-            data = data.replace(b"\n", b"\r\n", rng.choice((1, 5, -1)))
-        elif kind == 1:
-            data = b"\xef\xbb\xbf" + data
-        elif kind == 2:
-            lines[number] = rng.choice((b"", b" ", b"\t", b"\r"))
-            data = b"\n".join(lines)
-        elif kind == 3:
-            place = rng.randrange(len(lines[number]) + 1)
-            lines[number] = lines[number][:place] + rng.choice(RAW_DAMAGE) + lines[number][place:]
-            data = b"\n".join(lines)
-        elif kind == 4:
-            data = rng.choice(
-                (data.rstrip(b"\n"), data + b"\n\n", b"", b"\n" * 5, data.replace(b"\n", b"\r"))
+        lines[rng.randrange(len(lines))] = rng.choice((b"", b" ", b"\t", b"\r"))
+        data = rng.choice(
+            (
+                *(data[:place] + inserted + data[place:] for _ in range(3)),
+                data.replace(b"\n", b"\r\n", rng.choice((1, 5, -1))),
+                b"\xef\xbb\xbf" + data,
+                b"\n".join(lines),
+                rng.choice((data.rstrip(b"\n"), data + b"\n\n", b"", b"\n" * 5, data.replace(b"\n", b"\r"))),
+                damage_bytes(data, rng),
             )
-        elif kind == 5:
-            data = damage_bytes(data, rng)
-        else:
-            place = rng.randrange(len(lines[number]) + 1)
-            new = rng.choice(TEXT_DAMAGE).encode()
-            lines[number] = lines[number][:place] + new + lines[number][place:]
-            data = b"\n".join(lines)
+        )
     return data
 
 

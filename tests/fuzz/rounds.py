@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import signal
 import time
 import traceback
@@ -73,7 +72,7 @@ def run(command: str, folder: Path | str = ".", limit_s: float = 30.0) -> Ran:
     unforeseen = failures.unforeseen
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(failures, "unforeseen", note))
-        stack.enter_context(_inside(folder))
+        stack.enter_context(contextlib.chdir(folder))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         stack.enter_context(warnings.catch_warnings())
@@ -87,13 +86,3 @@ def run(command: str, folder: Path | str = ".", limit_s: float = 30.0) -> Ran:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return Ran(status, out.text(), err.text(), time.process_time() - start, trace)
-
-
-@contextlib.contextmanager
-def _inside(folder: Path | str) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

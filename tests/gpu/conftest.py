@@ -15,6 +15,8 @@ from tests.gpu.pretend import Pretend
 HAS_CARD = torch.cuda.is_available()
 CARDS = {"V100": (7, 0), "H100": (9, 0)}  # without and with a kernel for grouped products
 WARNING = "synchronizing CUDA operation"
+TOKENS = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]])
+REAL = torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
 
 
 class Real:

@@ -21,16 +21,16 @@ SHARE_OF_TIES = 1e-3
 """Choices that rounding may decide otherwise."""
 
 
-def gates(tmp_path: Path, model: Path, choice: Any, name: str, **options: Any) -> dict[str, Any]:
-    prunecli.collect_gates(model, choice, output=tmp_path / name, **options)
-    return json_of(tmp_path / name)["entries"]
+def gates(model: Path, choice: Any, name: str, **options: Any) -> dict[str, Any]:
+    prunecli.collect_gates(model, choice, output=name, **options)
+    return json_of(name)["entries"]
 
 
 @pytest.mark.parametrize("where", [{}, {"memory": 2 << 30}], ids=["whole", "layer by layer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gates_of_the_demo(tmp_path, where, dtype):
-    want = gates(tmp_path, prunecli.demo.CHECKPOINT, PAIR, "cpu.json", device="cpu", dtype="float32")
-    found = gates(tmp_path, prunecli.demo.CHECKPOINT, PAIR, "gpu.json", device="cuda", dtype=dtype, **where)
+def test_gates_of_the_demo(where, dtype):
+    want = gates(prunecli.demo.CHECKPOINT, PAIR, "cpu.json", device="cpu", dtype="float32")
+    found = gates(prunecli.demo.CHECKPOINT, PAIR, "gpu.json", device="cuda", dtype=dtype, **where)
     near = 1e-3 if dtype == "float32" else 0.03
     for pair, sums in want.items():
         assert found[pair]["tokens"] == sums["tokens"]
@@ -43,13 +43,13 @@ def test_gates_of_the_demo(tmp_path, where, dtype):
             assert np.abs(ours - theirs).sum() <= 2 * near * theirs.sum()
 
 
-def test_gates_of_the_language_model(tmp_path):
+def test_gates_of_the_language_model():
     text = prunecli.demo.LM_DATA / "val.prose"
     choice = [prunecli.Corpus("prose", (text,), tuple(text.read_text(encoding="utf-8").splitlines()))]
     model = prunecli.demo.LM_CHECKPOINT
-    want = gates(tmp_path, model, choice, "cpu.json", device="cpu", dtype="float32")
+    want = gates(model, choice, "cpu.json", device="cpu", dtype="float32")
     for dtype, near in (("float32", 1e-3), ("bfloat16", 0.05)):
-        found = gates(tmp_path, model, choice, f"{dtype}.json", device="cuda", dtype=dtype)
+        found = gates(model, choice, f"{dtype}.json", device="cuda", dtype=dtype)
         for text, sums in want.items():
             assert found[text]["tokens"] == sums["tokens"]
             for name in ("top1", "gate_sum", "norm_sum", "gate_norm_sum"):
@@ -77,21 +77,20 @@ def test_scores_of_heads():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_can_be_repeated(tmp_path, dtype):
+def test_training_can_be_repeated(dtype):
     """Two whole runs, and one that is resumed in the middle."""
     options = TrainingOptions(steps=8, warmup=2, batch_tokens=512, device="cuda", dtype=dtype)
     weights = []
     for number in range(2):
-        target = prunecli.Destination(tmp_path / str(number), save_every=4)
+        target = prunecli.Destination(Path(str(number)), save_every=4)
         prunecli.finetune(prunecli.demo.CHECKPOINT, PAIR, target, options)
         weights.append((target.output / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
 
 
-def test_a_shrunken_model(tmp_path):
+def test_a_shrunken_model():
     choice = prunecli.TextChoice(files=(prunecli.demo.LM_DATA / "val.prose",))
-    shrunk = tmp_path / "shrunk"
-    prunecli.shrink(prunecli.demo.LM_CHECKPOINT, choice, output=shrunk)
-    whole, cut = load_model(prunecli.demo.LM_CHECKPOINT), load_model(shrunk)
+    prunecli.shrink(prunecli.demo.LM_CHECKPOINT, choice, output="shrunk")
+    whole, cut = load_model(prunecli.demo.LM_CHECKPOINT), load_model("shrunk")
     assert cut.device.type == "cuda"
     assert cut.num_parameters() <= 0.75 * whole.num_parameters()

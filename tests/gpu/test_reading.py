@@ -1,5 +1,6 @@
 """Weights on their way to a GPU."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,10 @@ from tests.gpu.pretend import Pretend
 from tests.tiny import tiny_nllb_moe
 
 
-def test_chunk_by_chunk(gpu, tmp_path, monkeypatch):
+def test_chunk_by_chunk(gpu, monkeypatch):
     """The tensors equal those of a CPU: no chunk is overwritten too early, none is in memory that may move."""
     monkeypatch.setattr(filling, "CHUNK_BYTES", 1 << 10)
-    path, dtype = tiny_nllb_moe(tmp_path / "moe"), "bfloat16"
+    path, dtype = tiny_nllb_moe("moe"), "bfloat16"
     want = load_model(path, device="cpu", dtype=dtype).state_dict()
     with gpu:
         found = load_model(path, device=gpu.device, dtype=dtype).state_dict()
@@ -48,14 +49,14 @@ def test_no_more_than_is_given(gpu):
 # Weights on their way from a GPU to a file.
 
 
-def test_tensor_after_tensor(gpu, tmp_path):
+def test_tensor_after_tensor(gpu):
     """safetensors reads back each tensor of a GPU, whatever its type and shape."""
     held = {"half": torch.randn(3, 5).half(), "turned": torch.randn(4, 3).t(), "one": torch.tensor(2.5)}
     held |= {"none": torch.empty(0, 4), "counts": torch.arange(3), "bf16": torch.randn(7).bfloat16()}
     with gpu:
         there = {name: tensor.to(gpu.device) for name, tensor in held.items()}
-        save_tensors(there, tmp_path / "model.safetensors")
-    found = load_file(tmp_path / "model.safetensors")
+        save_tensors(there, Path("model.safetensors"))
+    found = load_file("model.safetensors")
     assert found.keys() == held.keys()
     for name, tensor in held.items():
         assert found[name].dtype == tensor.dtype

@@ -19,6 +19,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
 from tests.commands.calls import call, done, refused
 from tests.families import tiny_family
+from tests.gpu.conftest import REAL, TOKENS
 from tests.gpu.pretend import Pretend
 from tests.opening import load
 from tests.stock_mixtures import save_mixture
@@ -71,11 +72,10 @@ def two_cards(path: Path, share: float = 0.7, capability: tuple[int, int] = (8, 
 
 @pytest.mark.parametrize("name", ["moe", "shared", "mixtral"])
 def test_what_two_cards_compute_is_what_a_cpu_does(name, models):
-    tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
-    inputs = {"input_ids": tokens, "attention_mask": real}
+    inputs = {"input_ids": TOKENS, "attention_mask": REAL}
     search = {"num_beams": 2, "max_new_tokens": 5, "min_new_tokens": 5}
     whole = load(models / name)
-    decoded = {"decoder_input_ids": tokens} if whole.config.is_encoder_decoder else {}
+    decoded = {"decoder_input_ids": TOKENS} if whole.config.is_encoder_decoder else {}
     with two_cards(models / name) as cards:
         model = load_model(models / name, device="auto", dtype="float32")
         assert list(devices_of(model)) == CARDS

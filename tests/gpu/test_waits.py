@@ -16,6 +16,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.text.tokens import load_tokenizer
+from tests.gpu.conftest import REAL, TOKENS
 from tests.gpu.pretend import Pretend
 from tests.methods.experts.test_collect import PAIRS, TEXT
 from tests.opening import load
@@ -63,9 +64,7 @@ def test_of_few_tokens(gpu, sequences, experts):
     module = SparseFFN(64, 48, experts, token_dropout=0.2).to(torch.bfloat16).eval()
     states = torch.randn(sequences, 1, 64).to(torch.bfloat16)
     parts = (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
-    stacked = [part.detach().double().numpy() for part in parts]
-    tokens, router = states.view(-1, 64).double().numpy(), module.router.classifier.weight.detach().numpy()
-    want = reference(tokens, router, list(zip(*stacked, strict=True)), 0.2)
+    want = reference(states.view(-1, 64), module.router.classifier.weight, parts, 0.2)
     with torch.no_grad(), gpu:
         module, states = module.to(gpu.device), states.to(gpu.device)
         module(states)
@@ -74,7 +73,7 @@ def test_of_few_tokens(gpu, sequences, experts):
         assert not gpu.waits, ours(gpu.waits)
         assert not gpu.uploads, ours(gpu.uploads)
         made = made.cpu()
-    np.testing.assert_allclose(made.view(-1, 64).float().numpy(), want, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(made.view(-1, 64), want, rtol=2e-2, atol=2e-2, check_dtype=False)
 
 
 @pytest.mark.parametrize("is_inference", [False, True])
@@ -101,15 +100,14 @@ def test_of_finding_the_real_rows(gpu, is_inference):
             assert seen[-1] == 12
 
 
-def test_of_a_decoding_step(gpu, tmp_path):
-    path = tiny_nllb_moe(tmp_path / "moe")
-    tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
+def test_of_a_decoding_step(gpu):
+    path = tiny_nllb_moe("moe")
     search = {"num_beams": 2, "max_new_tokens": 6, "min_new_tokens": 6, "forced_bos_token_id": 7}
-    want = load(path).generate(input_ids=tokens, attention_mask=real, **search)
+    want = load(path).generate(input_ids=TOKENS, attention_mask=REAL, **search)
     steps = []
     with gpu:
         model = load_model(path, device=gpu.device, dtype="float32")
-        there = {"input_ids": tokens.to(gpu.device), "attention_mask": real.to(gpu.device)}
+        there = {"input_ids": TOKENS.to(gpu.device), "attention_mask": REAL.to(gpu.device)}
 
         def note(*_):
             steps.append(Counter(gpu.waits))
@@ -123,16 +121,15 @@ def test_of_a_decoding_step(gpu, tmp_path):
         assert 0 < sum(waits.values()) <= STEP, ours(waits)
 
 
-def test_of_taking_gate_statistics(gpu, tmp_path):
+def test_of_taking_gate_statistics(gpu):
     """All layers' sums come to the host at once, and are those of a run on a CPU."""
-    path, taken = tiny_nllb_moe(tmp_path / "moe"), []
+    path, taken = tiny_nllb_moe("moe"), []
     observer = GateObserver(open_model(path).mixtures)
-    tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
     for where in (gpu, None):
         with nullcontext() if where is None else where, torch.inference_mode():
             device = torch.device("cpu") if where is None else gpu.device
             model = load_model(path, device=device, dtype="float32")
-            there, mask = tokens.to(device), real.to(device)
+            there, mask = TOKENS.to(device), REAL.to(device)
             with observer.watching(model):
                 model(
                     input_ids=there, attention_mask=mask, decoder_input_ids=there, decoder_attention_mask=mask
@@ -149,14 +146,14 @@ def test_of_taking_gate_statistics(gpu, tmp_path):
 
 
 @pytest.mark.parametrize("gpu", ["real", "V100"], indirect=True)  # in float32 all do the same
-def test_of_experts_layer_by_layer(gpu, tmp_path, monkeypatch):
+def test_of_experts_layer_by_layer(gpu, monkeypatch):
     """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
 
     def counted(counter):
         reading = ("reading.py", "filling.py")  # by a thread of its own, meanwhile
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
-    path = tiny_nllb_moe(tmp_path / "moe")
+    path = tiny_nllb_moe("moe")
     pairs, stock = Counter[str](), LayerwiseRun.run_experts
 
     def run(self, mixture, wanted, routed):

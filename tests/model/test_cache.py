@@ -12,12 +12,6 @@ from tests.stock_mixtures import tiny_mixture
 from tests.tiny import change_config
 
 BATCH = 2
-WINDOWS = {
-    "exaone_moe": {"sliding_window": 8},
-    "gpt_oss": {"sliding_window": 8},
-    "mimo_v2_flash": {"sliding_window": 8},
-    "llama4_text": {"attention_chunk_size": 8},
-}
 UNEXPLAINED = ("_sliding_window_tensor",)
 
 
@@ -47,29 +41,22 @@ KINDS = ("qwen3_moe", "deepseek_v2", "deepseek_v3", "nemotron_h", "minimax", "gr
 """Types that keep keys and values in different ways: whole, as latent vectors, as states."""
 STATES = ("qwen3_next", "lfm2_moe", "jamba")
 """Those that keep some in float32, and more kinds of them than one."""
+WINDOWED = ("exaone_moe", "gpt_oss", "mimo_v2_flash", "llama4_text")
+"""Those of which some layers keep a window or a chunk."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "dtype"),
-    [*((name, torch.float32) for name in KINDS), *((name, torch.bfloat16) for name in STATES)],
+    [*((name, torch.float32) for name in KINDS + WINDOWED), *((name, torch.bfloat16) for name in STATES)],
 )
 def test_what_a_stock_class_keeps(model_type, dtype):
     model = tiny_mixture(model_type).to(dtype)
     model.save_pretrained("model")
     cache = find_cache(open_model("model"))
-    for length in (11, 24):
+    for length in (5, 7, 8, 9, 30):
         assert cache.bytes(BATCH, length, dtype.itemsize) == cached_bytes(model, length)
     assert not cache.unknown
-
-
-@pytest.mark.parametrize("model_type", WINDOWS)
-def test_a_window_is_full_before_the_text_ends(model_type):
-    model = tiny_mixture(model_type, **WINDOWS[model_type])
-    model.save_pretrained("model")
-    cache = find_cache(open_model("model"))
-    for length in (5, 7, 8, 9, 30):
-        assert cache.bytes(BATCH, length, 4) == cached_bytes(model, length)
-    assert any(layer.most is not None for layer in cache.layers)
+    assert any(layer.most is not None for layer in cache.layers) is (model_type in WINDOWED)
 
 
 @pytest.mark.parametrize(

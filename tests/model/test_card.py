@@ -116,12 +116,10 @@ FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
         ((STEP,), FINE_TUNED, {"_name_or_path": "other/one"}, "org/before"),
         ((STEP,), "---\nbase_model: [a/b, c/d]\n---\n", {}, ["a/b", "c/d"]),
         ((STEP,), "", {"_name_or_path": "org/na-me_1.5"}, "org/na-me_1.5"),
-        ((STEP,), "", {"_name_or_path": "/data/org/name"}, None),
-        ((STEP,), "", {"_name_or_path": "./name"}, None),
-        ((STEP,), "", {"_name_or_path": "output/checkpoint-500"}, None),
-        ((STEP,), "", {"_name_or_path": "org/name/"}, None),
-        ((STEP,), "", {"_name_or_path": "C:\\models"}, None),
-        ((STEP,), "", {"_name_or_path": 3}, None),
+        *(
+            ((STEP,), "", {"_name_or_path": path}, None)
+            for path in ("/data/org/name", "./name", "output/checkpoint-500", "org/name/", "C:\\models", 3)
+        ),
         (
             ({"command": "finetune", "arguments": {}, "prunecli": "0.1.0"},),
             "",

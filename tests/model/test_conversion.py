@@ -19,9 +19,8 @@ from tests.tiny import PIECES, change_json
 
 
 @pytest.fixture(autouse=True)
-def forgotten(tmp_path, monkeypatch):
-    """The working directory is the test's own; what is converted there is forgotten at the end."""
-    monkeypatch.chdir(tmp_path)
+def forgotten(monkeypatch):
+    """Conversions are forgotten at the end."""
     monkeypatch.setattr(conversion, "_CONVERTED", {})
 
 

@@ -1,42 +1,7 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.model.define import UNIT_KINDS, UnitShape
-from tests.reference import define as reference
-
-EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> UnitShape:
-    kind = draw(st.sampled_from(EXPANDING))
-    depth, most = draw(st.integers(1, 5)), draw(st.integers(1, 6))
-    multiple = 1
-    for groups in reference.groups(kind, most, depth):
-        multiple = next(value for value in range(multiple, 1000, multiple) if value % groups == 0)
-    map_dim = multiple * draw(st.integers(1, 4))
-    expand_dim = map_dim + multiple * draw(st.integers(0, 20))
-    model_dim = map_dim + draw(st.integers(0, 9))
-    reduction = draw(st.booleans())
-    if not reduction:
-        model_dim = expand_dim
-    if kind == "hgt-residual":
-        expand_dim *= 2
-    vocabulary, shared = draw(st.integers(1, 50)), draw(st.booleans())
-    return UnitShape(vocabulary, map_dim, model_dim, expand_dim, depth, most, kind, shared, reduction)
-
-
-@given(shapes())
-def test_parameters_are_those_of_the_tensors(shape):
-    sizes = {}
-    for name, dimensions in shape.tensors().items():
-        sizes[name] = 1
-        for size in dimensions:
-            sizes[name] *= size
-    assert shape.parameters == sum(sizes.values())
-    assert shape.unit_parameters == shape.parameters - sizes["map.weight"]
+from prunecli.model.define import UnitShape
 
 
 def test_the_translation_unit_of_the_paper():

@@ -1,6 +1,7 @@
 """Models of the hub that are described without their weights."""
 
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -16,20 +17,14 @@ from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_weights
 __all__ = ["hub"]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def _payload(checkpoint):
     payload = Inspection.of(checkpoint, take_inventory(checkpoint)).to_json()
     return {name: value for name, value in payload.items() if name != "models"}
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_description_is_what_the_directory_holds(folder, hub, shards):
-    source = tiny_nllb_moe(folder / "source", shards=shards, dtype="BF16")
+def test_a_description_is_what_the_directory_holds(hub, shards):
+    source = tiny_nllb_moe("source", shards=shards, dtype="BF16")
     hub.add("org/tiny", source)
     said = []
     with describe_checkpoint("org/tiny", say=said.append) as described, open_model(source) as whole:
@@ -40,19 +35,19 @@ def test_a_description_is_what_the_directory_holds(folder, hub, shards):
     contents = [line for line in hub.requests if line.startswith("GET") and ".safetensors" in line]
     assert len([line for line in contents if "bytes=" in line]) == shards
     assert all("bytes=" in line or line.endswith(".index.json") for line in contents)
-    assert not list(folder.glob("cache/**/*.safetensors"))
+    assert not list(Path("cache").rglob("*.safetensors"))
 
 
-def test_long_headers_are_had_whole(folder, hub):
-    source = tiny_nllb_moe(folder / "source", experts=200)
+def test_long_headers_are_had_whole(hub):
+    source = tiny_nllb_moe("source", experts=200)
     assert struct.unpack("<Q", (source / "model.safetensors").read_bytes()[:8])[0] > 100_000
     hub.add("org/tiny", source)
     with describe_checkpoint("org/tiny") as described, open_model(source) as whole:
         assert dict(described.tensors) == dict(whole.tensors)
 
 
-def test_aliases_that_are_tied_count_once(folder, hub):
-    source = tiny_nllb_moe(folder / "source")
+def test_aliases_that_are_tied_count_once(hub):
+    source = tiny_nllb_moe("source")
     tensors = random_tensors(config_of(source))
     (source / "model.safetensors").unlink()
     write_weights(source, {**tensors, "lm_head.weight": tensors["model.shared.weight"]})
@@ -61,8 +56,8 @@ def test_aliases_that_are_tied_count_once(folder, hub):
         assert dict(described.tensors) == dict(whole.tensors)
 
 
-def test_what_was_not_fetched_has_neither_values_nor_fingerprint(folder, hub):
-    hub.add("org/tiny", tiny_nllb_moe(folder / "source"))
+def test_what_was_not_fetched_has_neither_values_nor_fingerprint(hub):
+    hub.add("org/tiny", tiny_nllb_moe("source"))
     with describe_checkpoint("org/tiny") as described:
         (known,) = Inspection.header([described], None)["models"]
         assert known == {"path": "org/tiny", "revision": MAIN_COMMIT, "model_type": "nllb-moe"}
@@ -70,8 +65,8 @@ def test_what_was_not_fetched_has_neither_values_nor_fingerprint(folder, hub):
             described.read("model.shared.weight")
 
 
-def test_a_model_in_the_cache_is_opened_whole(folder, hub, monkeypatch):
-    source = tiny_nllb_moe(folder / "source", shards=2)
+def test_a_model_in_the_cache_is_opened_whole(tmp_path, hub, monkeypatch):
+    source = tiny_nllb_moe("source", shards=2)
     hub.add("org/tiny", source)
     local_directory("org/tiny")
     hub.requests.clear()
@@ -79,11 +74,11 @@ def test_a_model_in_the_cache_is_opened_whole(folder, hub, monkeypatch):
         with describe_checkpoint("org/tiny") as described, open_model(source) as whole:
             assert described.fingerprint == whole.fingerprint
         assert hub.fetched() == []
-        point_at(hub.url, folder / "cache", monkeypatch, offline=True)
+        point_at(hub.url, tmp_path / "cache", monkeypatch, offline=True)
 
 
-def test_pickles_are_not_fetched_unasked(folder, hub):
-    hub.add("org/pickled", tiny_nllb_moe(folder / "source", shards=3, pickled=True))
+def test_pickles_are_not_fetched_unasked(hub):
+    hub.add("org/pickled", tiny_nllb_moe("source", shards=3, pickled=True))
     with pytest.raises(HubError, match=r"its weights are pickled \(3 \.bin files, .* KiB\)") as caught:
         describe_checkpoint("org/pickled@main")
     assert "hf download org/pickled --revision main" in caught.value.remedy
@@ -103,8 +98,8 @@ def test_pickles_are_not_fetched_unasked(folder, hub):
         ),
     ],
 )
-def test_damaged_headers_are_refused(folder, hub, content, message):
-    source = tiny_nllb_moe(folder / "source")
+def test_damaged_headers_are_refused(hub, content, message):
+    source = tiny_nllb_moe("source")
     (source / "model.safetensors").write_bytes(content)
     hub.add("org/tiny", source)
     with pytest.raises(HubError, match=f"^org/tiny: .*({message})"):

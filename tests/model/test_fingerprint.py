@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -32,18 +30,12 @@ def test_other_models_differ(tiny, form):
     assert open_model(tiny).fingerprint != open_model(other).fingerprint
 
 
-def changed(directory: Path, value: float) -> Path:
-    tensors = random_tensors(config_of(directory))
-    tensors["model.decoder.layer_norm.bias"][8] = value
-    write_weights(directory, tensors)
-    return directory
-
-
 def test_a_value_in_the_middle_of_any_tensor_counts(tiny):
-    before = open_model(tiny).fingerprint
-    assert open_model(changed(tiny, 3.0)).fingerprint != before
-
-
-def test_overflow_and_nan_have_a_fingerprint(tiny):
-    marks = {open_model(changed(tiny, value)).fingerprint for value in (np.nan, 1e30, -1e30, 0.0)}
-    assert len(marks) == 4
+    """Overflow and NaN too."""
+    marks = {open_model(tiny).fingerprint}
+    tensors = random_tensors(config_of(tiny))
+    for value in (np.nan, 1e30, -1e30, 0.0):
+        tensors["model.decoder.layer_norm.bias"][8] = value
+        write_weights(tiny, tensors)
+        marks.add(open_model(tiny).fingerprint)
+    assert len(marks) == 5

@@ -11,6 +11,11 @@ from prunecli.tensors.reader import TensorInfo
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 PACKED = {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}
+FLOATS = ("m.weight", "F8_E4M3", (256, 512))
+WORDS = ("m.qweight", "I32", (64, 16))
+SCALES = ("m.scales", "F16", (4, 16))
+PACKED_WORDS = ("m.weight_packed", "I32", (16, 8))
+BLOCKS = ("e.up_blocks", "U8", (4, 64, 2, 16))
 
 
 def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
@@ -21,29 +26,29 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
     ("tensors", "settings", "message"),
     [
         (
-            [("m.weight", "F8_E4M3", (256, 512)), ("m.weight_scale_inv", "F32", (4, 8))],
+            [FLOATS, ("m.weight_scale_inv", "F32", (4, 8))],
             FP8,
             r"m.weight \[256, 512\] has scales of the shape \[4, 8\], not of blocks of \[128, 128\]",
         ),
         (
-            [("m.weight", "F8_E4M3", (256, 512))],
+            [FLOATS],
             FP8,
             "m.weight is quantised, as config.json says, and has no scale",
         ),
-        ([("m.qweight", "I32", (64, 16))], GPTQ, "m.qweight has no scales beside it"),
+        ([WORDS], GPTQ, "m.qweight has no scales beside it"),
         (
-            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", (8, 2))],
+            [WORDS, ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", (8, 2))],
             GPTQ,
             r"scales \[8, 16\] of 512 inputs are not of groups of 128",
         ),
         (
-            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 24)), ("m.qzeros", "I32", (4, 3))],
+            [WORDS, ("m.scales", "F16", (4, 24)), ("m.qzeros", "I32", (4, 3))],
             GPTQ,
             r"m.qweight \[64, 16\] does not fit its scales \[4, 24\]",
         ),
-        ([("m.weight_packed", "I32", (16, 8))], PACKED, "m.weight_packed has no weight_scale beside it"),
+        ([PACKED_WORDS], PACKED, "m.weight_packed has no weight_scale beside it"),
         (
-            [("m.weight_packed", "I32", (16, 8)), ("m.weight_scale", "BF16", (16, 4))],
+            [PACKED_WORDS, ("m.weight_scale", "BF16", (16, 4))],
             PACKED,
             r"m.weight_packed \[16, 8\] with scales \[16, 4\] is not what config.json describes",
         ),
@@ -53,42 +58,42 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
             r"m.weight_packed \[16, 8\] does not fit its scales",
         ),
         (
-            [("e.up_blocks", "U8", (4, 64, 2, 16)), ("e.up_scales", "U8", (3, 64, 2))],
+            [BLOCKS, ("e.up_scales", "U8", (3, 64, 2))],
             {},
             r"e.up_blocks \[4, 64, 2, 16\] does not fit its scales \[3, 64, 2\]",
         ),
         (
-            [("e.up_blocks", "U8", (4, 64, 2, 16))],
+            [BLOCKS],
             {"quant_method": "mxfp4"},
             "e.up_blocks is quantised, as config.json says, and has no scale",
         ),
         *(
             (
-                [("m.weight", "F8_E4M3", (256, 512)), ("m.weight_scale_inv", "F32", (2, 4))],
+                [FLOATS, ("m.weight_scale_inv", "F32", (2, 4))],
                 {"quant_method": "fp8", "weight_block_size": size},
                 "are no rows and columns of a block",
             )
             for size in ([0, 128], ["a", 128], [-1, [2]])
         ),
         (
-            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", ())],
+            [WORDS, ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", ())],
             {"bits": "four"},
             r"m.qzeros \[\] does not fit m.qweight \[64, 16\]",
         ),
         (
-            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 16)), ("m.qzeros", "I32", (4, 2, 1))],
+            [WORDS, SCALES, ("m.qzeros", "I32", (4, 2, 1))],
             GPTQ,
             r"m.qzeros \[4, 2, 1\] does not fit m.qweight \[64, 16\]",
         ),
         (
-            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 16)), ("m.g_idx", "I32", (512, 1))],
+            [WORDS, SCALES, ("m.g_idx", "I32", (512, 1))],
             GPTQ,
             r"m.g_idx \[512, 1\] does not fit m.qweight \[64, 16\]",
         ),
         *(
             (
                 [
-                    ("m.weight_packed", "I32", (16, 8)),
+                    PACKED_WORDS,
                     ("m.weight_scale", "BF16", (16, 2)),
                     (f"m.{part}", "I32", shape),
                 ],

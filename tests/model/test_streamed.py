@@ -31,11 +31,10 @@ SHARD = 60_000
 
 
 @pytest.fixture
-def source(tmp_path, monkeypatch, hub):
+def source(monkeypatch, hub):
     """`org/tiny` on the hub, of three files; its requests are small."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(copying, "REQUEST_BYTES", 10_000)
-    directory = tiny_nllb_moe(tmp_path / "source", shards=3, experts=16)
+    directory = tiny_nllb_moe("source", shards=3, experts=16)
     hub.add("org/tiny", directory)
     return directory
 

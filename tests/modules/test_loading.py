@@ -10,24 +10,15 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules import fitting
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
+from tests.contracts.method_contract import logits_of
 from tests.families import tiny, tiny_family
 from tests.forked import ended, start
 from tests.tiny import change_config, tiny_nllb_moe
-
-UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-EVEN = {f"model.{side}.layers.{n}.ffn": (2, 3, 5) for side in ("encoder", "decoder") for n in (1, 3)}
-IDS = torch.tensor([[5, 9, 12, 2], [7, 2, 1, 1]])
-TARGET = torch.tensor([[2, 6, 8], [2, 11, 4]])
 
 
 @pytest.fixture
 def source():
     return tiny_nllb_moe("tiny")
-
-
-def logits(model: torch.nn.Module) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(input_ids=IDS, attention_mask=(IDS != 1).long(), decoder_input_ids=TARGET).logits
 
 
 def test_every_tensor_is_in_its_place(source):
@@ -72,7 +63,7 @@ def test_types_on_a_cpu(monkeypatch, stored, asked, got):
         module.router.classifier.weight.dtype == torch.float32 for module in sparse_ffns(model).values()
     )
     assert isinstance(model.model.encoder.layers[1].ffn, SparseFFN)
-    assert torch.isfinite(logits(model)).all()
+    assert torch.isfinite(logits_of(model)).all()
 
 
 def test_loading_never_holds_a_second_copy():
