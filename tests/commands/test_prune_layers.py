@@ -126,7 +126,7 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
     assert found["decision"]["origin"]["texts"] == ["text.txt"]
     twice = run(models["gpt2"], "--scores layers.json --scores layers.json --count 1", DRY)
     if metric == "cka":
-        refused(twice, "scores of the method cka are no sums", 1)
+        refused(twice, "Scores of the method cka are no sums", 1)
     else:
         assert twice.json["kept"] == found["kept"]
 
