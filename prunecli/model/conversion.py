@@ -37,7 +37,7 @@ _TASKS = {
 }
 """Task of an adapter, as peft calls it -> end of the name of the AutoModel class of its base model."""
 
-_LABELS = re.compile(r"(score|classifier(\.out_proj)?)\.weight$")
+_LABELS = re.compile(r"(^|\.)(score|classif\w+(\.out_proj)?)\.weight$")
 """Name of a weight with a row for each label."""
 
 
@@ -165,9 +165,9 @@ def _merge(path: Path, new: Path, say: Say) -> str:
         config.num_labels = labels[0]
     model = model_class.from_pretrained(base, config=config, dtype="auto", local_files_only=True)
     table = model.get_input_embeddings()
-    name = next(name for name, module in model.named_modules() if module is table)
-    if (rows := own.get(f"{name}.weight")) is not None and len(rows) != table.num_embeddings:
-        model.resize_token_embeddings(len(rows), mean_resizing=False)
+    for name, module in [*model.named_modules()]:
+        if module is table and (rows := own.get(f"{name}.weight")) is not None:
+            model.resize_token_embeddings(len(rows), mean_resizing=False)
     adapted = peft.PeftModel.from_pretrained(model, path)
     _part_from_tied(model, peft.tuners.tuners_utils.BaseTunerLayer)
     adapted.merge_and_unload().save_pretrained(new)

@@ -100,7 +100,7 @@ def read_json_lines(path: Path) -> tuple[str | Chat, ...]:
         DataError: no such file, or one that is not as it should be (with the line).
     """
     lines = read_lines(path)
-    is_list = path.suffix == ".json" and lines[0].startswith("[")
+    is_list = lines[0].startswith("[")  # a line is an object
     rows = parsed_line(str(path), "\n".join(lines), _REMEDY) if is_list else lines
     documents = []
     for number, row in enumerate(rows, start=1):

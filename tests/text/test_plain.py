@@ -96,6 +96,7 @@ def test_the_texts_of_a_json_file_are_a_list_or_lines():
     assert read_plain([path]).texts == ("one", "two")
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert read_plain([path]).texts == ("one", "two")
+    assert read_plain([write("some.json.gz", [{"text": "one"}])]).texts == ("one",)
     path.write_text('[{"instruction": "one", "output": "two"}]')
     with pytest.raises(DataError, match=r'some.json, entry 1: neither a "text" nor a chat'):
         read_plain([path])
