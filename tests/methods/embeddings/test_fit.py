@@ -24,7 +24,7 @@ from prunecli.methods.embeddings.table import COSINE_WEIGHT, Table, moments, pro
 from prunecli.model.define import UNIT_KINDS, UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.results.rewriting import TableQuality
-from tests.model.test_define import shapes
+from tests.modules.test_define import shapes
 
 
 def bent_table(rows: int = 300, width: int = 24) -> NDArray[np.float32]:
