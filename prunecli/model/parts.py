@@ -54,7 +54,7 @@ class Owned:
 
     @property
     def stock_tensors(self) -> list[str]:
-        """Full names of all tensors that layers of its stack may have for it, removed or not."""
+        """Full names of all tensors that its stock layer has for it, removed or not."""
         return [f"{self.prefix}{spec.name}" for spec in self.spec.tensors]
 
     @property
@@ -104,7 +104,7 @@ class FfnLayer(Owned):
         own_name: the same, but with ".ffn" after the layer's name there, so that it cannot be taken for the layer.
         count: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
         is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
-        spec: without tensors where it is removed or sparse.
+        spec: without tensors where it is sparse.
     """
 
     name: str
@@ -128,11 +128,6 @@ class FfnLayer(Owned):
     def prefix(self) -> str:
         """See `Owned`."""
         return f"{self.name}."
-
-    @property
-    def stock_tensors(self) -> list[str]:
-        """See `Owned`."""
-        return [f"{self.prefix}{spec.name}" for spec in self.stack.ffn.tensors]
 
     @property
     def output(self) -> str:
@@ -159,7 +154,6 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         specs = () if sparse else sizes.those_of(stack, structure, number, stack.ffn.tensors, start)
         sparse = not specs
         removed = name in structure.removed and not sparse
-        specs = () if removed else specs
         width = _width(sizes, positions[owner][0].ffn)
         layers.append(
             FfnLayer(
@@ -171,7 +165,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
                 owner=owner,
                 removed=removed,
                 is_sparse=sparse,
-                carriers=_carriers(name, specs),
+                carriers=_carriers(name, () if removed else specs),
                 stack=stack,
                 spec=replace(stack.ffn, tensors=specs),
             )

@@ -421,11 +421,8 @@ def rewrite_shared(checkpoint: Checkpoint, plan: SharePlan) -> Rewrite:
     structure = _structure(checkpoint, plan)
     result = checkpoint.layout.changed(structure)  # it says which norms go with what is removed
     for layer in (*result.ffns, *result.attentions):
-        if layer.name not in plan.removed:
-            continue
-        gone.update(layer.norm_tensors)
-        if isinstance(layer, AttentionLayer):
-            gone |= {f"{layer.prefix}{spec.name}" for spec in layer.spec.tensors if spec.first}
+        if layer.name in plan.removed:
+            gone.update(layer.norm_tensors, layer.stock_tensors)
     outputs = replacing(checkpoint, {**dict.fromkeys(gone, ()), **made})
     return rewritten(checkpoint, structure, outputs, plan.step, plan.decision, plan.options.dtype)
 
