@@ -196,34 +196,42 @@ class Trial:
         Raises:
             Exception: of any kind: transformers opens no such model.
         """
-        drawn = torch.randperm(units.held, generator=torch.Generator().manual_seed(2)).tolist()
-        half = units.held // 2
-        by_chance = sorted(drawn[:half]), sorted(drawn[half : 2 * half])
-        in_order = [*range(half)], [*range(half, 2 * half)]
+        held, half = units.held, units.held // 2
+        if not half:
+            raise ValueError("it has one of them alone")
+        generator = torch.Generator().manual_seed(2)
+        drawn = (torch.randperm(held, generator=generator)[:half].tolist() for _ in range(4 * _UNLIKE))
+        by_chance = [*dict.fromkeys(tuple(sorted(places)) for places in drawn)][:_UNLIKE]
         if not axes:
             known = torch.tensor(by_chance[0])
-            cut, _ = self._without(units.held, carriers, dict.fromkeys(carriers, by_chance[0]))
+            cut, _ = self._without(held, carriers, dict.fromkeys(carriers, by_chance[0]))
             smaller = self.opened(self.skeleton.changed(units.changes(half)), cut)
             text = _text(half)
             expected = self.logits(self.model, known[text])
-            expected = expected[..., known] if expected.shape[-1] == units.held else expected
+            expected = expected[..., known] if expected.shape[-1] == held else expected
             return self._apart(expected, smaller, text)
         # Of many experts, those whose numbers differ by a multiple of 16 lose the same units.
-        numbers_of = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
+        numbers = {axis: number % _UNLIKE for number, axis in enumerate(dict.fromkeys(axes.values()))}
+        # Groups that are shared by several units may be even by chance, and are not where the first or the last half
+        # stays. Of any two axes other units go in one of the rounds by chance: what one uses of the other then shows.
+        in_order = tuple(range(half)), tuple(range(half, 2 * half))
+        rounds = [{axis: in_order[number % 2] for axis, number in numbers.items()}]
+        step = 1
+        while step <= max(1, *numbers.values()):
+            rounds.append({axis: by_chance[n // step % len(by_chance)] for axis, n in numbers.items()})
+            step *= len(by_chance)
         smaller_skeleton = self.skeleton.changed(units.changes(half))
         apart, smaller = 0.0, None
-        # Of any two axes other units go in one of these rounds: what one uses of the other then shows. Groups that are
-        # shared by several units may be even by chance, and are not where the first or the last half stays.
-        rounds = range(max(1, max(numbers_of.values()).bit_length()))
-        for halves, bit in ((in_order, 0), *((by_chance, bit) for bit in rounds)):
-            kept = {name: halves[numbers_of[axes[name]] >> bit & 1] for name in carriers}
-            cut, masked = self._without(units.held, carriers, kept)
+        for number, kept in enumerate(rounds, 1):
+            cut, masked = self._without(held, carriers, {name: kept[axes[name]] for name in carriers})
             model = self._masked(masked, carriers)
             places = {self.modules.get(name, "") for name in carriers}
-            with fold_norms(stream_norms(model, places), *halves) if is_stream else nullcontext():
-                expected = self.logits(model)
+            stays, is_last = next(iter(kept.values())), number == len(rounds)
+            gone = sorted({*range(held)}.difference(stays))
+            with fold_norms(stream_norms(model, places), stays, gone) if is_stream else nullcontext():
+                expected = self.logits(model, cached=is_last)
             smaller = self._filled(smaller, cut, carriers) or self.opened(smaller_skeleton, cut)
-            apart = max(apart, self._apart(expected, smaller))
+            apart = max(apart, self._apart(expected, smaller, cached=is_last))
         return apart
 
     def _masked(self, tensors: Mapping[str, Tensor], changed: Iterable[str]) -> Any:
@@ -470,16 +478,22 @@ class Trial:
             expected = self.logits(model)
         return self._apart(expected, smaller)
 
-    def _apart(self, expected: Tensor, model: Any, text: Tensor | None = None) -> float:
+    def _apart(
+        self, expected: Tensor, model: Any, text: Tensor | None = None, *, cached: bool = True
+    ) -> float:
         """Largest difference of a model from what is expected, over the largest that the units make.
 
         Args:
             text: tokens that both read; None: those of `logits`, of which the whole model says `_whole`.
+            cached: see `logits`.
 
         Raises:
             ValueError: they make none, so that nothing can be said.
         """
-        found, whole = self.logits(model, text), self._whole if text is None else 0
+        found, whole = (
+            self.logits(model, text, cached=cached),
+            self._whole[: len(expected)] if text is None else 0,
+        )
         effect = float((whole - expected).abs().max())
         if effect == 0:
             raise ValueError("the model says the same without them")
@@ -490,17 +504,20 @@ class Trial:
         """Logits of the whole small model."""
         return self.logits(self.model)
 
-    def logits(self, model: Any, tokens: Tensor | None = None) -> Tensor:
+    def logits(self, model: Any, tokens: Tensor | None = None, *, cached: bool = True) -> Tensor:
         """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
 
         With a cache it reads the last token by itself, as it does when it generates.
+
+        Args:
+            cached: whether it is asked with a cache too, if the class can be.
 
         Raises:
             ValueError: no finite numbers.
             Exception: of any kind: the class fails.
         """
         found = self._pass(model, tokens)
-        if self.cached and _takes_cache(model):
+        if cached and self.cached and _takes_cache(model):
             found = torch.cat([found, self._pass(model, tokens, use_cache=True)])
         if not bool(torch.isfinite(found).all()):
             raise ValueError("logits are not finite")

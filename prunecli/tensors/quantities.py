@@ -29,7 +29,7 @@ def parse_share(text: str) -> float:
 
 
 def exact_share(ratio: float, parts: str, usual: float) -> Fraction:
-    """The share to remove, as the decimal that a ratio prints as: 0.7 of 10 are 7, not the 8 of binary rounding.
+    """The share to remove, as the decimal that a ratio prints as: 0.1 of 30 are 3, not the 4 of binary rounding.
 
     Args:
         parts: what it is a share of, for the message.

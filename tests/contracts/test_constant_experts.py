@@ -114,7 +114,7 @@ def test_the_full_model_with_means(model_type):
     layers = open_model(source).mixtures
     for text, own in zip(("prose", "code"), by_hand, strict=True):
         for layer, (sums, _) in zip(layers, own, strict=True):
-            torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(torch.from_numpy(stored[text, layer.name]), sums, rtol=1e-4, atol=1e-5)
 
     kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
     write_json("ids.json", {"kept": kept})
