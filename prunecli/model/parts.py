@@ -103,7 +103,7 @@ class FfnLayer(Owned):
         name: "model.encoder.layers.0.ffn"; that of the layer where the FFN's parts lie in the layer itself.
         own_name: the same, but with ".ffn" after the layer's name there, so that it cannot be taken for the layer.
         count: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
-        is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
+        is_sparse: whether it is a mixture of experts; its tensors are then those of `SparseLayer`.
         spec: without tensors where it is sparse.
     """
 
