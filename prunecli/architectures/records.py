@@ -77,7 +77,6 @@ class Attention:
     Attributes:
         name: of its module, relative to the layer; also its name in `Structure`.
         heads: config key that holds the number of heads; of key/value heads where several query heads share one.
-        queries: config key of the number of those query heads, a multiple; None: each has its own.
         tensors: relative to the layer.
         output: the linear layer that mixes the heads, relative to the layer: its input is their outputs in order.
         norms: those that belong to it, before or after it, relative to the layer: they go where the attention goes.
@@ -93,7 +92,6 @@ class Attention:
     tensors: tuple[TensorSpec, ...]
     output: str
     norms: tuple[str, ...]
-    queries: str | None = None
     projections: str | None = None
     position_bias: bool = False
     residual: str | None = None

@@ -16,9 +16,6 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 DATA = Path(__file__).parent / "data"
 """Text, `SPLIT.LANG` with SPLIT one of val and test, and `train.LANG.gz`, aligned by line."""
 
-LANGUAGES = ("qba_Latn", "qbo_Latn", "qka_Latn", "qko_Latn", "qna_Latn", "qno_Latn")
-"""The language codes, sisters side by side."""
-
 LM_CHECKPOINT = Path(__file__).parent / "lm" / "checkpoint"
 """The language model: a stock Hugging Face directory."""
 

@@ -527,7 +527,6 @@ def _attentions(
     parents: dict[str, dict[str, Carrier]] = {}
     for name, owner in owners(own).items():
         parents.setdefault(owner, {})[name] = own[name]
-    keys = [*units.keys]
     made = []
     for owner, tensors in parents.items():
         for output in outputs(tensors)[:1]:
@@ -546,7 +545,7 @@ def _attentions(
                 Attention(
                     owner,
                     "cross" if CROSS.search(owner) else "self",
-                    keys[-1],
+                    [*units.keys][-1],
                     (
                         *specs,
                         *(
@@ -556,7 +555,6 @@ def _attentions(
                     ),
                     output.removesuffix(".weight"),
                     norms,
-                    queries=keys[0] if len(keys) > 1 else None,
                     projections=inner,
                     residual=residual,
                     position_bias=units.biased,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.demo import DATA, LANGUAGES
+from prunecli.demo import DATA
 from prunecli.text.parallel import read_parallel
+from tools.demo.languages import BY_CODE
 from tools.demo.model import build_model, save_checkpoint, sparse_ffns
 from tools.demo.muon import Muon
 from tools.demo.objective import Gates, RoutingGoals, routing_loss
@@ -110,7 +111,7 @@ def losses(model: Any, gates: Gates, batch: Batch, settings: Settings) -> tuple[
     real = batch.target.ne(PAD)
     cross_entropy = functional.cross_entropy(logits[real], batch.target[real])
     goals = RoutingGoals(settings.routing_weight, settings.experts_per_language, settings.experts_per_family)
-    families = [index // 2 for index in range(len(LANGUAGES))]
+    families = [index // 2 for index in range(len(BY_CODE))]
     routing = torch.zeros(())
     for name, layer_gates in gates.by_layer.items():
         encoder = ".encoder." in name

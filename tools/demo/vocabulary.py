@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from prunecli.demo import LANGUAGES
+from tools.demo.languages import BY_CODE
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS, UNK = range(4)
@@ -29,6 +29,6 @@ def build_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
     return NllbTokenizer(
         vocab=learned["vocab"],
         merges=[tuple(pair) for pair in learned["merges"]],
-        src_lang=LANGUAGES[0],
-        extra_special_tokens=list(LANGUAGES),
+        src_lang=next(iter(BY_CODE)),
+        extra_special_tokens=list(BY_CODE),
     )
