@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, reason_of
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.directory import find_weights
 from prunecli.tensors.json_files import read_json, read_object
+from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.side_files import MODULES_FILE, module_folder
 
 MODES = {
@@ -167,26 +170,20 @@ def _modes(path: Path) -> tuple[str, ...]:
 
 
 def _dense(folder: Path) -> Layer:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    settings, path = read_object(folder / "config.json"), folder / "model.safetensors"
+    settings = read_object(folder / "config.json")
     activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
-    if not path.is_file():
-        raise UnsupportedModelError(
-            f"{folder}: no model.safetensors", "Have sentence-transformers save it again."
-        )
-    try:
-        found = {name: tensor.float() for name, tensor in load_file(path).items()}
-        weight, bias = found["linear.weight"], found.get("linear.bias")
-    except (SafetensorError, KeyError, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({reason_of(error)})", "Copy the file again."
-        ) from error
-    if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
-        raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
+    with TensorReader(folder, find_weights(folder)) as held:
+        found = {name: torch.from_numpy(held.read(name).astype(np.float32)) for name in held.tensors}
+    weight, bias = found.get("linear.weight"), found.get("linear.bias")
+    if (
+        weight is None
+        or weight.dim() != 2
+        or not weight.numel()
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
+        raise CheckpointError(f"{folder}: its tensors are no weight and bias", "Copy the files again.")
     return weight, bias, getattr(nn, activation)()
 
 

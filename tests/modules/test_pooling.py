@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.modules.pooling import MODES, Pooling, read_pooling
@@ -78,7 +78,7 @@ def test_a_folder_outside_is_refused(path):
             UnsupportedModelError,
             "Odd is not known",
         ),
-        ("2_Dense/model.safetensors", "{", CheckpointError, "cannot be read"),
+        ("2_Dense/model.safetensors", "{", CheckpointError, "truncated"),
         ("2_Dense/config.json", "0.5", CheckpointError, "no JSON object"),
         ("1_Pooling/config.json", "[]", CheckpointError, "no JSON object"),
         ("sentence_bert_config.json", "0.5", CheckpointError, "no JSON object"),
@@ -105,6 +105,15 @@ def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message):
     save_file(tensors, model / "2_Dense" / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         read_pooling(model)(torch.ones(1, 2, 32), torch.ones(1, 2))
+
+
+def test_an_older_dense_layer():
+    weights = sentence_model("model") / "2_Dense" / "model.safetensors"
+    ((before, *_),) = read_pooling(Path("model")).layers
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    ((weight, *_),) = read_pooling(Path("model")).layers
+    assert weight.equal(before)
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())
