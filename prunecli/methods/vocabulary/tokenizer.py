@@ -19,12 +19,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, kind_and_reason
+from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import GENERATION, parsed
 
@@ -295,6 +296,10 @@ _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
 """[[[ids], bias], …]."""
+_MAP = "vocabulary_map"
+"""Token -> id, of images and of text (Emu3)."""
+_TEXTS = "id_to_text"
+"""Id -> text, which is spoken (SeamlessM4T v2)."""
 _NOT_ENTERED = (KEY, "id2label", "label2id", "auto_map")
 
 
@@ -304,40 +309,29 @@ class Renumbering:
 
     Attributes:
         new_ids: id -> new id, of the tokens to keep.
-        dropped: the tokens to remove.
+        ids: token -> id, of all.
         size: number of ids before.
     """
 
     new_ids: Mapping[int, int]
-    dropped: frozenset[str]
+    ids: Mapping[str, int]
     size: int
 
-    @classmethod
-    def of(cls, kept: Iterable[int], tokens: Mapping[str, int], size: int) -> Renumbering:
-        """Give each kept token its place among the kept ones as its new id; `tokens`: token -> id."""
-        new_ids = {old: new for new, old in enumerate(kept)}
-        gone = frozenset(token for token, number in tokens.items() if number not in new_ids)
-        return cls(new_ids, gone, size)
+    @cached_property
+    def dropped(self) -> frozenset[str]:
+        """The tokens to remove."""
+        return frozenset(token for token, number in self.ids.items() if number not in self.new_ids)
 
     def new(self, number: int) -> int:
-        """The new id of a token that must stay; a number outside of the vocabulary is no token's id and stays (-1).
+        """The new id of a token that stays; a number outside of the vocabulary is no token's id and stays (-1).
 
         Raises:
-            UsageError: the token would go.
+            KeyError: the token goes.
         """
-        if number not in self.new_ids and 0 <= number < self.size:
-            raise UsageError(
-                f"The token of id {number} is special, and would be removed.",
-                "Keep every special and added token, and those that the configs name.",
-            )
-        return self.new_ids.get(number, number)
+        return self.new_ids[number] if 0 <= number < self.size else number
 
     def mapped(self, value: Any) -> Any:
-        """The value with new ids in the place of all whole numbers in it.
-
-        Raises:
-            UsageError: a token would go.
-        """
+        """The value with new ids in the place of all whole numbers in it."""
         if type(value) is int:
             return self.new(value)
         if isinstance(value, Mapping):
@@ -348,7 +342,7 @@ class Renumbering:
         """Return `items` whose tokens all stay, with new ids."""
         found = []
         for item in items:
-            with suppress(UsageError):
+            with suppress(KeyError):
                 found.append(self.mapped(item))
         return found
 
@@ -378,7 +372,6 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
 
     Raises:
         CheckpointError: a damaged file.
-        UsageError: a special or added token would go.
     """
     contents: dict[str, bytes | None] = {}
     for name, data in files.items():
@@ -402,10 +395,7 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
                 contents[name] = "".join(words).encode()
             elif name.endswith(SENTENCEPIECE):
-                # Normal pieces go; the others keep their order and scores.
-                gone = [
-                    piece.type == NORMAL and piece.text in change.dropped for piece in read_model(data)[0]
-                ]
+                gone = [piece.text in change.dropped for piece in read_model(data)[0]]
                 places = count()
                 contents[name] = data
                 if any(gone):
@@ -414,7 +404,7 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                         for number, _, field in _fields(data)
                         if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
                     )
-            elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
+            elif name in _OTHER_FORMS or ".tiktoken" in name or ".model.v" in name:
                 contents[name] = None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             if not name.endswith(SENTENCEPIECE):
@@ -451,8 +441,9 @@ def _part(part: Any, change: Renumbering) -> Any:
     }
 
 
-def _kept_ids(vocab: Mapping[str, int], change: Renumbering) -> dict[str, int]:
-    return {token: change.new(number) for token, number in vocab.items() if token not in change.dropped}
+def _kept_ids(vocab: Iterable[str], change: Renumbering) -> dict[str, int]:
+    """A vocabulary with the tokenizer's ids: those of a file beside tokenizer.json may be older, and are not read."""
+    return {token: change.new_ids[n] for token in vocab if (n := change.ids.get(token, -1)) in change.new_ids}
 
 
 def _is_kept_merge(parts: Sequence[str], change: Renumbering) -> bool:
@@ -466,10 +457,11 @@ def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, A
     return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
 
 
-def named_ids(document: Mapping[str, Any]) -> set[int]:
-    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id` and their like."""
-    noting = Noting({}, frozenset(), 0)
-    renumbered(document, noting)
+def named_ids(config: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> set[int]:
+    """The ids that a config needs (`pad_token_id`, `forced_bos_token_id` and their like), and the tokenizer's files."""
+    noting = Noting({}, {}, 0)
+    renumbered(config, noting)
+    tokenizer_files(files or {}, noting)
     return noting.needed
 
 
@@ -480,9 +472,6 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
         document: config.json or generation_config.json. A number outside of the old vocabulary is no token's id and
             stays (-1 for none).
         change: the new ids.
-
-    Raises:
-        UsageError: an id that the config needs would go.
     """
     result: dict[str, Any] = {}
     for key, value in document.items():
@@ -495,6 +484,13 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             result[key] = change.mapped(value)
         elif key == _PLACED:
             result[key] = value and [[place, change.mapped(number)] for place, number in value]
+        elif key == _MAP and isinstance(value, Mapping):
+            result[key] = {
+                token: new for token, number in value.items() for new in change.surviving([number])
+            }
+        elif key == _TEXTS and isinstance(value, Mapping):
+            ids = change.new_ids.items()
+            result[key] = {str(new): value[str(old)] for old, new in ids if str(old) in value}
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             result[key] = renumbered(value, change)
         else:

@@ -174,7 +174,7 @@ def m2m_100(directory: Path) -> Path:
     return directory
 
 
-def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
+def sentencepiece_model(text: tuple[str, ...], kind: str, size: int, **more: Any) -> bytes:
     """A model file of `kind` "unigram" or "bpe"."""
     made = io.BytesIO()
     options = {
@@ -182,6 +182,7 @@ def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
         "model_type": kind,
         "sentence_iterator": iter(text * 4),
         "model_writer": made,
+        **more,
     }
     SentencePieceTrainer.train(hard_vocab_limit=False, num_threads=1, minloglevel=2, **options)
     return made.getvalue()

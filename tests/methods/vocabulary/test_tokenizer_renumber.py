@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram, WordPiece
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.methods.vocabulary.tokenizer import (
     Renumbering,
     named_ids,
@@ -20,8 +20,9 @@ from prunecli.methods.vocabulary.tokenizer import (
 )
 from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
 
-CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)
-"""Of <s> b a c ab </s>, without b and ab."""
+TOKENS = {"<s>": 0, "b": 1, "a": 2, "c": 3, "ab": 4, "</s>": 5}
+CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, TOKENS, 6)
+"""Without b and ab."""
 
 
 def rewritten(name: str, content: Any) -> Any:
@@ -52,6 +53,7 @@ def test_ids_around_the_model():
 def test_slow_files():
     assert rewritten("vocab.json", {"<s>": 0, "b": 1, "c": 3}) == {"<s>": 0, "c": 2}
     assert rewritten("added_tokens.json", {"</s>": 5}) == {"</s>": 3}
+    assert rewritten("vocab.json", {"a": 1, "c": 4, "x": 3}) == {"a": 1, "c": 2}  # older than the tokenizer
     assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>\n") == "<s>\na\nc\n</s>\n"
     assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>") == "<s>\na\nc\n</s>\n"
     merges = b"#version: 0.2\na b\na c\n# a\n"
@@ -64,7 +66,8 @@ def test_slow_files():
 
 
 @pytest.mark.parametrize(
-    "name", ["tekken.json", "vocab.bpe", "o200k.tiktoken", "tokenizer.model", "source.spm"]
+    "name",
+    ["tekken.json", "vocab.bpe", "o200k.tiktoken", "tokenizer.model", "source.spm", "tokenizer.model.v3"],
 )
 def test_vocabularies_that_cannot_be_shortened_are_left_out(name):
     assert tokenizer_files({name: b"no protocol buffer"}, CHANGE) == {name: None}
@@ -75,7 +78,7 @@ def test_vocabularies_that_cannot_be_shortened_are_left_out(name):
     [
         *(("tokenizer.json", data) for data in (b"{", b"[]", b'{"model": {}}')),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": 1}}'),
-        *(("vocab.json", b"[1]"), ("vocab.txt", b"\xff\xfe"), ("merges.txt", b"\xff")),
+        *(("vocab.json", b"1"), ("vocab.txt", b"\xff\xfe"), ("merges.txt", b"\xff")),
     ],
 )
 def test_damaged_files_are_refused(name, data):
@@ -83,20 +86,7 @@ def test_damaged_files_are_refused(name, data):
         tokenizer_files({name: data}, CHANGE)
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"model": {"vocab": {}}, "added_tokens": [{"id": 4, "content": "ab"}]},
-        {"model": {"vocab": {}}, "post_processor": {"cls": ["ab", 4]}},
-        {"model": {"vocab": [["a", 0.0]], "unk_id": 1}},
-    ],
-)
-def test_a_special_token_that_would_go_is_refused(document):
-    with pytest.raises(UsageError, match="is special, and would be removed"):
-        rewritten("tokenizer.json", document)
-
-
-IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
+IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, {}, 10)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +104,8 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, frozenset({"b", "d"}), 10)
         *(("bad_words_ids", [[5], [2, 3], [2, 9]], [[2], [1, 3]]), ("bad_words_ids", [[3]], None)),
         ("begin_suppress_tokens", [1], None),
         ("sequence_bias", [[[2, 5], -1.5], [[3], 2.0]], [[[1, 2], -1.5]]),
+        ("vocabulary_map", {"<image>": 5, "b": 3}, {"<image>": 2}),  # Emu3
+        ("id_to_text", {"2": "a", "3": "b", "5": ""}, {"1": "a", "2": ""}),  # SeamlessM4T v2
         *(("max_length", 9, 9), ("num_labels", 5, 5)),
     ],
 )
@@ -133,12 +125,10 @@ def test_named_ids_are_those_that_must_stay():
     document |= {"suppress_tokens": [1], "bad_words_ids": [[4]], "boi_token_index": 6}
     document |= {"task_to_id": {"transcribe": 7}, "forced_decoder_ids": [[1, None], [2, 8]]}
     assert sorted(named_ids(document)) == [2, 5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize("key", ["pad_token_id", "forced_eos_token_id", "force_words_ids"])
-def test_an_id_that_would_go_is_refused(key):
-    with pytest.raises(UsageError, match="id 3 is special, and would be removed"):
-        renumbered({key: [3] if key.endswith("ids") else 3}, IDS)
+    padding = {"model": {"vocab": {"a": 3}, "unk_id": 1}, "padding": {"pad_id": 4, "pad_token": "a"}}
+    added = {"added_tokens_decoder": {"8": {"content": "b"}}}
+    files = {"tokenizer.json": padding, "tokenizer_config.json": added, "vocab.json": {"c": 7}}
+    assert named_ids({}, {name: json.dumps(value).encode() for name, value in files.items()}) == {1, 4, 8}
 
 
 # Which tokens the kept ones need; the oracles are the libraries that cut text.
