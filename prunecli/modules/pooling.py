@@ -1,6 +1,6 @@
 """From the hidden states of a text's tokens to its vector, as a sentence-transformers model says it.
 
-What is known: modules of the kinds Pooling, Dense and Normalize, in `modules.json` beside or above the transformer.
+Known are the modules Pooling, Dense, Normalize and Dropout, in `modules.json` beside or above the transformer.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,31 @@ ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
 """Classes of torch that a Dense may name."""
 
 
-Layer = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer with its activation; `weight` `[out, in]`, `bias` `[out]`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Step
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return `[texts, out]` of `[texts, in]`.
+
+        Raises:
+            CheckpointError: the vectors have another width.
+        """
+        if vectors.shape[1] != self.weight.shape[1]:
+            raise CheckpointError(
+                f"a Dense module of {MODULES_FILE} reads vectors of {self.weight.shape[1]} numbers, the one before it "
+                f"gives {vectors.shape[1]}",
+                "Copy the model's files again.",
+            )
+        bias = None if self.bias is None else self.bias.to(vectors.device)
+        return self.activation(functional.linear(vectors, self.weight.to(vectors.device), bias))
 
 
 @dataclass(frozen=True)
@@ -43,15 +67,13 @@ class Pooling:
 
     Attributes:
         modes: kinds of pooling; the results of several lie side by side.
-        layers: weight `[out, in]`, bias `[out]` or None, and activation of each linear layer behind the pooling.
-        normalises: whether vectors have the length 1 in the end.
+        steps: what is done with the vectors then, one after another.
         max_tokens: longest text, cut there; if None, what the model takes.
         lower_case: whether texts are lower-cased first.
     """
 
     modes: tuple[str, ...] = ("mean",)
-    layers: tuple[Layer, ...] = ()
-    normalises: bool = False
+    steps: tuple[Step, ...] = ()
     max_tokens: int | None = None
     lower_case: bool = False
 
@@ -70,20 +92,13 @@ class Pooling:
         """
         hidden, real = hidden.float(), mask.to(hidden.device)[..., None].float()
         vectors = torch.cat([_POOLED[mode](hidden, real) for mode in self.modes], dim=1)
-        for weight, bias, activation in self.layers:
-            if vectors.shape[1] != weight.shape[1]:
-                raise CheckpointError(
-                    f"a Dense module of {MODULES_FILE} reads vectors of {weight.shape[1]} numbers, the one before it "
-                    f"gives {vectors.shape[1]}",
-                    "Copy the model's files again.",
-                )
-            bias = None if bias is None else bias.to(vectors.device)
-            vectors = activation(functional.linear(vectors, weight.to(vectors.device), bias))
-        return functional.normalize(vectors, dim=1) if self.normalises else vectors
+        for step in self.steps:
+            vectors = step(vectors)
+        return vectors
 
     def width(self, hidden_size: int) -> int:
         """Return the width of a vector if the hidden states have `hidden_size`."""
-        return len(self.layers[-1][0]) if self.layers else len(self.modes) * hidden_size
+        return self(torch.zeros(1, 1, hidden_size), torch.ones(1, 1)).shape[1]
 
 
 def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
@@ -102,26 +117,31 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         return Pooling()
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
-    layers: list[Layer] = []
-    normalises = False
+    steps: list[Step] = []
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
         folder = home / _folder_of(entry, home)
+        config = folder / "config.json"
+        settings = read_object(config) if kind != "Transformer" and config.is_file() else {}
+        names = {settings.get(f"module_{end}_name") for end in ("input", "output")}
+        if settings.get("use_residual") or not names <= {None, "sentence_embedding"}:
+            raise UnsupportedModelError(
+                f"{config}: a {kind} of tokens, or around which vectors go, is not known"
+            )
         if kind == "Pooling":
-            modes = _modes(folder / "config.json")
+            modes = _modes(settings, config)
         elif kind == "Dense":
-            layers.append(_dense(folder))
+            steps.append(_dense(folder, settings))
         elif kind == "Normalize":
-            normalises = True
-        elif kind != "Transformer":
+            steps.append(functional.normalize)
+        elif kind not in ("Transformer", "Dropout"):
             raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
-    about = directory / "sentence_bert_config.json"
-    settings = read_object(about) if about.is_file() else {}
+    about = next(iter(sorted(directory.glob("sentence_*_config.json"))), None)
+    settings = {} if about is None else read_object(about)
     longest = settings.get("max_seq_length")
     return Pooling(
         modes,
-        tuple(layers),
-        normalises,
+        tuple(steps),
         longest if type(longest) is int and longest > 0 else None,
         settings.get("do_lower_case") is True,
     )
@@ -156,8 +176,7 @@ def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
     return folder
 
 
-def _modes(path: Path) -> tuple[str, ...]:
-    settings = read_object(path)
+def _modes(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     named = settings.get("pooling_mode")
     if named is None:
         modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
@@ -169,11 +188,10 @@ def _modes(path: Path) -> tuple[str, ...]:
     return modes
 
 
-def _dense(folder: Path) -> Layer:
-    settings = read_object(folder / "config.json")
-    activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
-    if activation not in ACTIVATIONS:
-        raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
+def _dense(folder: Path, settings: Mapping[str, Any]) -> Step:
+    name = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {name} is not known")
     with TensorReader(folder, find_weights(folder)) as held:
         found = {name: torch.from_numpy(held.read(name).astype(np.float32)) for name in held.tensors}
     weight, bias = found.get("linear.weight"), found.get("linear.bias")
@@ -181,10 +199,10 @@ def _dense(folder: Path) -> Layer:
         weight is None
         or weight.dim() != 2
         or not weight.numel()
-        or (bias is not None and bias.shape != weight.shape[:1])
+        or (bias is not None and len(bias) != len(weight))
     ):
         raise CheckpointError(f"{folder}: its tensors are no weight and bias", "Copy the files again.")
-    return weight, bias, getattr(nn, activation)()
+    return Dense(weight, bias, getattr(nn, name)())
 
 
 def _at(hidden: Tensor, places: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def test_modes(lengths, mode, seed):
 
 def test_a_transformer_in_a_folder_of_its_own():
     sentence_model("model", transformer="0_Transformer")
-    assert read_pooling(Path("model/0_Transformer")).normalises
+    assert len(read_pooling(Path("model/0_Transformer")).steps) == 2
     Path("model/another").mkdir()
     said = []
     assert read_pooling(Path("model/another"), said.append) == Pooling()
@@ -78,6 +78,8 @@ def test_a_folder_outside_is_refused(path):
             UnsupportedModelError,
             "Odd is not known",
         ),
+        ("2_Dense/config.json", '{"use_residual": true}', UnsupportedModelError, "around which"),
+        ("1_Pooling/config.json", '{"module_input_name": "x"}', UnsupportedModelError, "of tokens"),
         ("2_Dense/model.safetensors", "{", CheckpointError, "truncated"),
         ("2_Dense/config.json", "0.5", CheckpointError, "no JSON object"),
         ("1_Pooling/config.json", "[]", CheckpointError, "no JSON object"),
@@ -107,13 +109,24 @@ def test_a_dense_layer_of_other_shapes_is_refused(weight, bias, message):
         read_pooling(model)(torch.ones(1, 2, 32), torch.ones(1, 2))
 
 
+def vector() -> torch.Tensor:
+    return read_pooling(Path("model"))(torch.arange(64.0).view(1, 2, 32), torch.ones(1, 2))
+
+
 def test_an_older_dense_layer():
     weights = sentence_model("model") / "2_Dense" / "model.safetensors"
-    ((before, *_),) = read_pooling(Path("model")).layers
+    before = vector()
     torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
     weights.unlink()
-    ((weight, *_),) = read_pooling(Path("model")).layers
-    assert weight.equal(before)
+    torch.testing.assert_close(vector(), before)
+
+
+def test_modules_follow_one_another():
+    model = sentence_model("model")
+    *others, dense, norm = json.loads((model / "modules.json").read_text())
+    torch.testing.assert_close(vector().norm(), torch.tensor(1.0))
+    (model / "modules.json").write_text(json.dumps([*others, norm, dense]))
+    assert vector().norm() > 1.1
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())
