@@ -129,7 +129,13 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
                 f"{config}: a {kind} of tokens, or around which vectors go, is not known"
             )
         if kind == "Pooling":
-            modes = _modes(settings, config)
+            named = settings.get("pooling_mode")
+            if named is None:
+                named = [mode for key, mode in MODES.items() if settings.get(key) is True]
+            modes = tuple(map(str, named if isinstance(named, list) else [named]))
+            if not modes or not _POOLED.keys() >= {*modes}:
+                shown = ", ".join(modes) or "nothing"
+                raise UnsupportedModelError(f"{config}: pooling by {shown} is not known")
         elif kind == "Dense":
             steps.append(_dense(folder, settings))
         elif kind == "Normalize":
@@ -174,18 +180,6 @@ def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
             "Correct the path of the module.",
         )
     return folder
-
-
-def _modes(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-    named = settings.get("pooling_mode")
-    if named is None:
-        modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
-    else:
-        modes = tuple(map(str, named)) if isinstance(named, list) else (str(named),)
-    unknown = [mode for mode in modes if mode not in _POOLED]
-    if unknown or not modes:
-        raise UnsupportedModelError(f"{path}: pooling by {unknown[0] if unknown else 'nothing'} is not known")
-    return modes
 
 
 def _dense(folder: Path, settings: Mapping[str, Any]) -> Step:

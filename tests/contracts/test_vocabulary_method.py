@@ -143,6 +143,7 @@ def test_every_kind_of_tokenizer(kind):
         assert old.convert_ids_to_tokens(old(line)["input_ids"]) == new.convert_ids_to_tokens(ids)
         assert old.decode(old(line)["input_ids"]) == new.decode(ids)
     assert old.all_special_tokens == new.all_special_tokens
+    assert len(new) < len(old)
     same_logits(source, out, SEEN)
 
 

@@ -20,10 +20,11 @@ from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.tokenizer import (
     SENTENCEPIECE,
-    VOCABULARIES,
     Renumbering,
     Vocabulary,
+    has_ids,
     is_fast,
+    kept_ids,
     named_ids,
     read_vocabulary,
     renumbered,
@@ -73,12 +74,6 @@ def plan_vocabulary(
         (axis,) = axes_of(checkpoint, "token")
         carried = checkpoint.side_files.carried
         side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
-        # Without a vocabulary, transformers makes up a tokenizer of nothing.
-        if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
-            raise CheckpointError(
-                "holds no tokenizer whose vocabulary could be trimmed",
-                "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
-            )
         tokenizer = load_tokenizer(checkpoint.path)
         processor = lenient(lambda: str(parsed(side["chat_template.json"])["chat_template"]))
         tokenizer.chat_template = tokenizer.chat_template or processor()
@@ -96,10 +91,14 @@ def plan_vocabulary(
         new_ids = {old: new for new, old in enumerate(plan.kept["tokens"])}
         change = Renumbering(new_ids, vocabulary.ids, axis.count)
         files = tokenizer_files(side, change)
-        if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
-            for name, data in files.items():
-                if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
-                    files[name] = None
+        ids = kept_ids(vocabulary.ids, change)
+        for name, data in {
+            **side,
+            **files,
+        }.items():  # a fast tokenizer does not read SentencePiece's models beside it
+            is_beside = is_fast(tokenizer) and name.endswith(SENTENCEPIECE)
+            if is_beside and data is not None and not has_ids(data, ids):
+                files[name] = None
         trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
         settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
         new = load_trimmed(trimmed, checkpoint.config)
@@ -352,10 +351,17 @@ def count_tokens(
 
 
 def _counted(tokenizer: Any, texts: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
+    """Tokens as strings; those of a slow tokenizer may be pieces outside of its vocabulary."""
     counts: Counter[Any] = Counter()
+    options = {"add_special_tokens": False, "truncation": False, "verbose": False}
     for part in batches(texts):
         for is_target in sides(tokenizer):
-            for text, tokens in zip(part, _tokens(tokenizer, part, is_target), strict=True):
+            if is_fast(tokenizer):
+                rows = tokenized(tokenizer, part, **options)["input_ids"]
+            else:
+                switch_language_side(tokenizer, is_target=is_target)
+                rows = map(tokenizer.tokenize, part)
+            for text, tokens in zip(part, rows, strict=True):
                 for token in tokens:
                     counts[token] += texts[text]
         advance(len(part))
@@ -375,15 +381,6 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     ends = accumulate(map(len, texts))
     for _, run in groupby(zip(ends, texts, strict=True), key=lambda pair: pair[0] // BATCH):
         yield [text for _, text in run]
-
-
-def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]]:
-    """Tokens of each text: ids of a fast tokenizer; strings of a slow one (pieces outside of its vocabulary too)."""
-    if is_fast(tokenizer):
-        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
-        return list(tokenized(tokenizer, texts, **options)["input_ids"])
-    switch_language_side(tokenizer, is_target=is_target)
-    return [tokenizer.tokenize(text) for text in texts]
 
 
 def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -493,19 +490,3 @@ def check_same(
                 found["running_after"] += len(after)
             advance(len(part))
     return found
-
-
-def differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:
-    """Whether a shortened SentencePiece model cuts a text otherwise, though all of its pieces stay."""
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        models = [SentencePieceProcessor(model_proto=data) for data in (before, after)]
-    except RuntimeError:
-        return True
-    kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
-    for part in batches(texts):
-        rows = [model.encode(part, out_type=str) for model in models]
-        if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
-            return True
-    return False

