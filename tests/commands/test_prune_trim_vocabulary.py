@@ -97,6 +97,7 @@ def test_files_that_would_be_wrong_are_left_out_and_named():
     ("", "No text is given"),
     ("--split val", "No text is given"),
     ("--text data/val.eng_Latn --langs eng_Latn", "--split and --langs go with --data"),
+    ("--data data --langs eng_Latn,", "an empty name"),
     ("--data data --keep nowhere", "nowhere: no such file", 1),
     ("--data data --keep data/val.eng_Latn", "the tokenizer has no token 'on the tin'", 1),
     ("--data data --min-count 0", "--min-count"),

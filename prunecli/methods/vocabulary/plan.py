@@ -109,8 +109,8 @@ def plan_vocabulary(
 def ids_before_positions(checkpoint: Checkpoint) -> range:
     """The ids up to the padding token's, from which some classes count the positions of a text (RoBERTa, M2M-100)."""
     modules = checkpoint.probed.whole.model.named_modules()
-    paddings = [getattr(module, "padding_idx", None) for name, module in modules if "position" in name]
-    return range(1 + max((one for one in paddings if one is not None), default=-1))
+    paddings = (getattr(module, "padding_idx", None) for name, module in modules if "position" in name)
+    return range(1 + max(filter(None, paddings), default=-1))
 
 
 @lenient  # a damaged file has no prompts
@@ -121,7 +121,7 @@ def prompts_of(checkpoint: Checkpoint) -> list[str]:
     prompts = read_object(file).get("prompts", {}) if file.is_file() else {}
     tasks = checkpoint.config.get("task_specific_params") or {}
     texts = (*prompts.values(), *(task.get("prefix") for task in tasks.values()))
-    return [text for text in texts if isinstance(text, str)]
+    return [text for text in texts if text and isinstance(text, str)]
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Text(NamedTuple):
                 for piece in batches(f"{document}\n".splitlines(keepends=True))
             ),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
-            (*template, *filter(None, prompts)),
+            (*template, *prompts),
         )
 
     @property

@@ -385,8 +385,8 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
             elif name == "merges.txt":
                 kept = [
                     line
-                    for number, line in enumerate(data.decode().split("\n"))
-                    if (not number and line.startswith("#version"))
+                    for line in data.decode().split("\n")
+                    if line.startswith("#version")
                     or len(parts := line.rstrip("\r").split(" ")) != 2
                     or _is_kept_merge(parts, change)
                 ]
@@ -460,11 +460,11 @@ def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, A
     return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
 
 
-def named_ids(config: Mapping[str, Any], files: Mapping[str, bytes] | None = None) -> set[int]:
+def named_ids(config: Mapping[str, Any], files: Mapping[str, bytes] = {}) -> set[int]:
     """The ids that a config needs (`pad_token_id`, `forced_bos_token_id` and their like), and the tokenizer's files."""
     noting = Noting({}, {}, 0)
     renumbered(config, noting)
-    tokenizer_files(files or {}, noting)
+    tokenizer_files(files, noting)
     return noting.needed
 
 

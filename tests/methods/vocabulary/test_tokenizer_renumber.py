@@ -5,10 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import Unigram, WordPiece
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.methods.vocabulary.tokenizer import (
@@ -117,36 +115,6 @@ def test_named_ids_are_those_that_must_stay():
     added = {"added_tokens_decoder": {"8": {"content": "b"}}}
     files = {"tokenizer.json": padding, "tokenizer_config.json": added, "vocab.json": {"c": 7}}
     assert named_ids({}, {name: json.dumps(value).encode() for name, value in files.items()}) == {1, 4, 8}
-
-
-# Which tokens the kept ones need; the oracles are the libraries that cut text.
-
-
-@st.composite
-def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary of three letters and of random merges of what there is."""
-    vocab = {letter: number for number, letter in enumerate("abc")}
-    merges = []
-    for _ in range(draw(st.integers(1, 14))):
-        pair = (draw(st.sampled_from(sorted(vocab))), draw(st.sampled_from(sorted(vocab))))
-        if pair not in merges:
-            merges.append(pair)
-            vocab.setdefault("".join(pair), len(vocab))
-    return vocab, merges
-
-
-@settings(max_examples=40)
-@given(bpes(), st.text("abc", min_size=1, max_size=12))
-def test_the_closure_holds_nothing_idle(bpe, word):
-    """The closure holds the parts of each of its tokens, down to single letters."""
-    vocab, merges = bpe
-    full = Tokenizer(BPE(vocab=vocab, merges=merges))
-    seen = set(full.encode(word).tokens)
-    closure = of_backend(full).closure(seen)
-    used = {token for token in closure if any(token in other for other in closure - {token})}
-    assert closure - seen <= used
-    for token in closure - seen:
-        assert full.encode(token).tokens == [token]
 
 
 def test_unigram_keeps_the_least_likely_piece():
