@@ -24,7 +24,7 @@ from tests.commands.calls import call, done, refusals, refused
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.sentence_model import sentence_model
-from tests.tiny import change_config, config_of, json_of, tiny_nllb_moe, write_files
+from tests.tiny import change_config, json_of, tiny_nllb_moe, write_files
 
 __all__ = ["hub"]
 
@@ -246,9 +246,7 @@ def test_modules_go_along(sentences):
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == modules
     for name in modules:
         assert digests(out / name) == digests(SOURCE / name)
-    pooling = config_of(out / "1_Pooling")
     made = open_model(out)
-    assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
     assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
     assert made.structure.history[0]["source"]["revision"] == HASH
     card = (out / "README.md").read_text()
@@ -258,7 +256,6 @@ def test_modules_go_along(sentences):
     assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
     dry = done(trim_vocabulary, SOURCE, "--text text.txt --dry-run --json")
     assert dry.json["left_out"] == ["onnx/", "tf_model.h5"]
-    assert "onnx/, tf_model.h5" in dry.err
     assert "Left out" not in call(trim_vocabulary, SOURCE, "--text text.txt --dry-run --quiet").err
 
 

@@ -19,12 +19,9 @@ import numpy as np
 from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.tokenizer import (
-    SENTENCEPIECE,
     Renumbering,
     Vocabulary,
-    has_ids,
     is_fast,
-    kept_ids,
     named_ids,
     read_vocabulary,
     renumbered,
@@ -39,6 +36,7 @@ from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
 from prunecli.selection.cut import Selection, selection_of
 from prunecli.tensors.json_files import GENERATION, lenient, parsed, read_object
+from prunecli.tensors.side_files import folders_of
 from prunecli.text.choice import Lines
 from prunecli.text.files import lines_sha256
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -72,8 +70,9 @@ def plan_vocabulary(
     with located(checkpoint.path):
         # A model that cannot be trimmed is refused before anything is counted.
         (axis,) = axes_of(checkpoint, "token")
-        carried = checkpoint.side_files.carried
-        side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
+        configs = [f"{folder}/config.json" for folder in folders_of(checkpoint.path)]
+        names = {path.relative_to(checkpoint.path).as_posix(): path for path in checkpoint.side_files.carried}
+        side = {name: path.read_bytes() for name, path in names.items() if "/" not in name or name in configs}
         tokenizer = load_tokenizer(checkpoint.path)
         processor = lenient(lambda: str(parsed(side["chat_template.json"])["chat_template"]))
         tokenizer.chat_template = tokenizer.chat_template or processor()
@@ -83,23 +82,16 @@ def plan_vocabulary(
         generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
         counts, template = count_tokens(tokenizer, text, progress)
         needed = named_ids(config, side).union(ids_before_positions(checkpoint))
-        if isinstance(
-            first := generation.get("no_timestamps_token_id"), int
-        ):  # Whisper counts timestamps from it on
+        first = generation.get("no_timestamps_token_id")
+        if isinstance(first, int):  # Whisper counts timestamps from it on
             needed.update(range(first, axis.count))
         plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
         new_ids = {old: new for new, old in enumerate(plan.kept["tokens"])}
         change = Renumbering(new_ids, vocabulary.ids, axis.count)
-        files = tokenizer_files(side, change)
-        ids = kept_ids(vocabulary.ids, change)
-        for name, data in {
-            **side,
-            **files,
-        }.items():  # a fast tokenizer does not read SentencePiece's models beside it
-            is_beside = is_fast(tokenizer) and name.endswith(SENTENCEPIECE)
-            if is_beside and data is not None and not has_ids(data, ids):
-                files[name] = None
-        trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
+        files = tokenizer_files(side, change, beside=is_fast(tokenizer))
+        trimmed = {
+            name: data for name, data in {**side, **files}.items() if data is not None and "/" not in name
+        }
         settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
         new = load_trimmed(trimmed, checkpoint.config)
         compared = check_same((tokenizer, new), change.new_ids, text.all, progress)
@@ -117,10 +109,9 @@ def ids_before_positions(checkpoint: Checkpoint) -> range:
 def prompts_of(checkpoint: Checkpoint) -> list[str]:
     """The texts that are put before others: prompts of sentence-transformers, prefixes of T5's tasks."""
     home, _ = modules_of(checkpoint.path) or (checkpoint.path, ())
-    file = home / "config_sentence_transformers.json"
-    prompts = read_object(file).get("prompts", {}) if file.is_file() else {}
+    stated = lenient(read_object)(home / "config_sentence_transformers.json") or {}
     tasks = checkpoint.config.get("task_specific_params") or {}
-    texts = (*prompts.values(), *(task.get("prefix") for task in tasks.values()))
+    texts = (*stated.get("prompts", {}).values(), *(task.get("prefix") for task in tasks.values()))
     return [text for text in texts if text and isinstance(text, str)]
 
 

@@ -274,9 +274,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("damaged")
 
 
-SENTENCEPIECE = (".model", ".spm")
-"""Endings of the names of SentencePiece models."""
-
 _OTHER_FORMS = ("tekken.json", "encoder.json", "vocab.bpe", "dict.txt")
 """Vocabularies in forms that transformers does not read beside the others: left out, as they would be wrong."""
 
@@ -367,20 +364,23 @@ class Noting(Renumbering):
         return []
 
 
-def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str, bytes | None]:
+def tokenizer_files(
+    files: Mapping[str, bytes], change: Renumbering, *, beside: bool = False
+) -> dict[str, bytes | None]:
     """Return the files that differ, by name. None: the file has to be left out.
 
     Args:
         files: name -> content of the checkpoint's files; files without tokens are passed over.
         change: the tokens to remove, and the new ids.
+        beside: a tokenizer.json is read; a SentencePiece model beside it stays where its pieces have the same ids.
     """
     contents: dict[str, bytes | None] = {}
     for name, data in files.items():
         try:
-            if name in _DOCUMENTS:
+            if rewrite := renumbered if name.endswith("/config.json") else _DOCUMENTS.get(name):
                 value = parsed(data)
-                made = _DOCUMENTS[name](value, change)
-                if made != value or not name.endswith("_config.json"):
+                made = rewrite(value, change)
+                if made != value or not name.endswith("config.json"):
                     contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
             elif name == "merges.txt":
                 kept = [
@@ -395,26 +395,21 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 lines = data.decode().removesuffix("\n").split("\n")
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
                 contents[name] = "".join(words).encode()
-            elif name.endswith(SENTENCEPIECE):
+            elif name.endswith((".model", ".spm")):
                 pieces, _ = read_model(data)
                 gone = [piece.type != UNKNOWN and piece.text in change.dropped for piece in pieces]
                 places = count()
-                contents[name] = data
-                if any(gone):
-                    contents[name] = b"".join(
-                        field
-                        for number, _, field in _fields(data)
-                        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
-                    )
+                made = b"".join(
+                    field
+                    for number, _, field in _fields(data)
+                    if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
+                )
+                fits = not beside or has_ids(made, kept_ids(change.ids, change))
+                contents[name] = made if fits else None
             elif name in _OTHER_FORMS or ".tiktoken" in name or ".model.v" in name:
                 contents[name] = None
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ):  # damaged, and not read: the tokenizer was made
-            contents[name] = None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            contents[name] = None  # damaged, and not read: the tokenizer was made
     return {name: data for name, data in contents.items() if data != files[name]}
 
 
@@ -472,8 +467,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
     """The config with new ids; bans and biases of tokens that are gone go with them.
 
     Args:
-        document: config.json or generation_config.json. A number outside of the old vocabulary is no token's id and
-            stays (-1 for none).
+        document: config.json, also of a module, or generation_config.json. A number outside of the old vocabulary is
+            no token's id and stays (-1 for none).
         change: the new ids.
     """
     result: dict[str, Any] = {}
