@@ -297,6 +297,9 @@ _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
 """[[[ids], bias], …]."""
+_CONFIGS = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_ADDED = "added_tokens_decoder"
+"""Id -> token, in tokenizer_config.json."""
 _MAP = "vocabulary_map"
 """Token -> id, of images and of text (Emu3)."""
 _TEXTS = "id_to_text"
@@ -449,12 +452,6 @@ def _is_kept_merge(parts: Sequence[str], change: Renumbering) -> bool:
     return change.dropped.isdisjoint((*parts, "".join(parts)))
 
 
-def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
-    key = "added_tokens_decoder"
-    added = value.get(key)
-    return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
-
-
 def named_ids(config: Mapping[str, Any], files: Mapping[str, bytes] = {}) -> set[int]:
     """The ids that a config needs (`pad_token_id`, `forced_bos_token_id` and their like), and the tokenizer's files."""
     noting = Noting({}, {}, 0)
@@ -467,8 +464,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
     """The config with new ids; bans and biases of tokens that are gone go with them.
 
     Args:
-        document: config.json, also of a module, or generation_config.json. A number outside of the old vocabulary is
-            no token's id and stays (-1 for none).
+        document: config.json, also of a module, or that of generation, tokenizer or processor. A number outside of the
+            old vocabulary is no token's id and stays (-1 for none).
         change: the new ids.
     """
     result: dict[str, Any] = {}
@@ -482,6 +479,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             result[key] = change.mapped(value)
         elif key == _PLACED:
             result[key] = value and [[place, change.mapped(number)] for place, number in value]
+        elif key == _ADDED and isinstance(value, Mapping):
+            result[key] = {str(change.new(int(number))): token for number, token in value.items()}
         elif key == _MAP and isinstance(value, Mapping):
             result[key] = {
                 token: new for token, number in value.items() for new in change.surviving([number])
@@ -498,9 +497,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
 
 _DOCUMENTS: Mapping[str, Callable[[Any, Renumbering], Any]] = {
     "tokenizer.json": _tokenizer_json,
-    "tokenizer_config.json": _tokenizer_config,
     "added_tokens.json": kept_ids,
     "vocab.json": kept_ids,
-    GENERATION: renumbered,
+    **dict.fromkeys((GENERATION, *_CONFIGS), renumbered),
 }
 """JSON file -> its content with fewer tokens and new ids."""

@@ -57,6 +57,7 @@ def test_slow_files():
     assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>") == "<s>\na\nc\n</s>\n"
     merges = b"#version: 0.2\na b\na c\n# a\n"
     assert rewritten("merges.txt", merges) == "#version: 0.2\na c\n# a\n"
+    assert rewritten("processor_config.json", {"image_token_id": 5}) == {"image_token_id": 3}
     added = {"added_tokens_decoder": {"0": {"content": "<s>"}, "5": {"content": "</s>"}}, "x": 5}
     assert rewritten("tokenizer_config.json", added) == {
         "added_tokens_decoder": {"0": {"content": "<s>"}, "3": {"content": "</s>"}},
@@ -78,7 +79,7 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, {}, 10)
 @pytest.mark.parametrize(
     ("key", "value", "wanted"),
     [
-        *(("pad_token_id", 2, 1), ("eos_token_id", [2, 5], [1, 2]), ("forced_bos_token_id", 9, 3)),
+        *(("pad_token_id", 2, 1), ("eos_token_id", [2, 5], [1, 2])),
         *(("pad_token_id", -1, -1), ("bos_token_id", None, None)),
         ("pad_token_id", 10, 10),  # beyond the embeddings: no token's id
         ("force_words_ids", [[2, 5]], [[1, 2]]),
@@ -92,7 +93,7 @@ IDS = Renumbering({0: 0, 2: 1, 5: 2, 9: 3}, {}, 10)
         ("sequence_bias", [[[2, 5], -1.5], [[3], 2.0]], [[[1, 2], -1.5]]),
         ("vocabulary_map", {"<image>": 5, "b": 3}, {"<image>": 2}),  # Emu3
         ("id_to_text", {"2": "a", "3": "b", "5": ""}, {"1": "a", "2": ""}),  # SeamlessM4T v2
-        *(("max_length", 9, 9), ("num_labels", 5, 5)),
+        ("max_length", 9, 9),
     ],
 )
 def test_renumbered(key, value, wanted):
