@@ -9,6 +9,7 @@ from prunecli.model.axes import Axis, Kind, axis_name
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.probe import template_of, unit_owner
+from prunecli.tensors.side_files import MODULES_FILE, folders_of
 
 VOCABULARY = "vocab_size"
 CHANNELS = "channels"
@@ -104,6 +105,12 @@ def _channels(checkpoint: Checkpoint) -> Axis:
     """
     with located(checkpoint.path):
         units, carriers = checkpoint.probed.channels
+    path = checkpoint.path
+    if folders_of(path) or path.name in folders_of(path.parent):
+        raise UnsupportedModelError(
+            f"{path}: no channels of the hidden states can be removed: other modules of sentence-transformers "
+            f"({MODULES_FILE}) read as many"
+        )
     whole, shapes = checkpoint.probed.whole, {name: info.shape for name, info in checkpoint.tensors.items()}
     if odd := [name for name in shapes if whole.stored.get(name) != shapes[name]]:
         raise UnsupportedModelError(

@@ -1,6 +1,6 @@
 """From the hidden states of a text's tokens to its vector, as a sentence-transformers model says it.
 
-What is known: modules of the kinds Pooling, Dense and Normalize, in `modules.json` beside or above the transformer.
+Known are the modules Pooling, Dense, Normalize and Dropout, in `modules.json` beside or above the transformer.
 """
 
 from collections.abc import Callable, Mapping
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, reason_of
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.progress import Say, unsaid
+from prunecli.tensors.directory import find_weights
 from prunecli.tensors.json_files import read_json, read_object
+from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.side_files import MODULES_FILE, module_folder
 
 MODES = {
@@ -31,7 +34,31 @@ ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
 """Classes of torch that a Dense may name."""
 
 
-Layer = tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer with its activation; `weight` `[out, in]`, `bias` `[out]`."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Step
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Return `[texts, out]` of `[texts, in]`.
+
+        Raises:
+            CheckpointError: the vectors have another width.
+        """
+        if vectors.shape[1] != self.weight.shape[1]:
+            raise CheckpointError(
+                f"a Dense module of {MODULES_FILE} reads vectors of {self.weight.shape[1]} numbers, the one before it "
+                f"gives {vectors.shape[1]}",
+                "Copy the model's files again.",
+            )
+        bias = None if self.bias is None else self.bias.to(vectors.device)
+        return self.activation(functional.linear(vectors, self.weight.to(vectors.device), bias))
 
 
 @dataclass(frozen=True)
@@ -40,15 +67,13 @@ class Pooling:
 
     Attributes:
         modes: kinds of pooling; the results of several lie side by side.
-        layers: weight `[out, in]`, bias `[out]` or None, and activation of each linear layer behind the pooling.
-        normalises: whether vectors have the length 1 in the end.
+        steps: what is done with the vectors then, one after another.
         max_tokens: longest text, cut there; if None, what the model takes.
         lower_case: whether texts are lower-cased first.
     """
 
     modes: tuple[str, ...] = ("mean",)
-    layers: tuple[Layer, ...] = ()
-    normalises: bool = False
+    steps: tuple[Step, ...] = ()
     max_tokens: int | None = None
     lower_case: bool = False
 
@@ -67,20 +92,13 @@ class Pooling:
         """
         hidden, real = hidden.float(), mask.to(hidden.device)[..., None].float()
         vectors = torch.cat([_POOLED[mode](hidden, real) for mode in self.modes], dim=1)
-        for weight, bias, activation in self.layers:
-            if vectors.shape[1] != weight.shape[1]:
-                raise CheckpointError(
-                    f"a Dense module of {MODULES_FILE} reads vectors of {weight.shape[1]} numbers, the one before it "
-                    f"gives {vectors.shape[1]}",
-                    "Copy the model's files again.",
-                )
-            bias = None if bias is None else bias.to(vectors.device)
-            vectors = activation(functional.linear(vectors, weight.to(vectors.device), bias))
-        return functional.normalize(vectors, dim=1) if self.normalises else vectors
+        for step in self.steps:
+            vectors = step(vectors)
+        return vectors
 
     def width(self, hidden_size: int) -> int:
         """Return the width of a vector if the hidden states have `hidden_size`."""
-        return len(self.layers[-1][0]) if self.layers else len(self.modes) * hidden_size
+        return self(torch.zeros(1, 1, hidden_size), torch.ones(1, 1)).shape[1]
 
 
 def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
@@ -99,26 +117,37 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         return Pooling()
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
-    layers: list[Layer] = []
-    normalises = False
+    steps: list[Step] = []
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
         folder = home / _folder_of(entry, home)
+        config = folder / "config.json"
+        settings = read_object(config) if kind != "Transformer" and config.is_file() else {}
+        names = {settings.get(f"module_{end}_name") for end in ("input", "output")}
+        if settings.get("use_residual") or not names <= {None, "sentence_embedding"}:
+            raise UnsupportedModelError(
+                f"{config}: a {kind} of tokens, or around which vectors go, is not known"
+            )
         if kind == "Pooling":
-            modes = _modes(folder / "config.json")
+            named = settings.get("pooling_mode")
+            if named is None:
+                named = [mode for key, mode in MODES.items() if settings.get(key) is True]
+            modes = tuple(map(str, named if isinstance(named, list) else [named]))
+            if not modes or not _POOLED.keys() >= {*modes}:
+                shown = ", ".join(modes) or "nothing"
+                raise UnsupportedModelError(f"{config}: pooling by {shown} is not known")
         elif kind == "Dense":
-            layers.append(_dense(folder))
+            steps.append(_dense(folder, settings))
         elif kind == "Normalize":
-            normalises = True
-        elif kind != "Transformer":
+            steps.append(functional.normalize)
+        elif kind not in ("Transformer", "Dropout"):
             raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
-    about = directory / "sentence_bert_config.json"
-    settings = read_object(about) if about.is_file() else {}
+    about = next(iter(sorted(directory.glob("sentence_*_config.json"))), None)
+    settings = {} if about is None else read_object(about)
     longest = settings.get("max_seq_length")
     return Pooling(
         modes,
-        tuple(layers),
-        normalises,
+        tuple(steps),
         longest if type(longest) is int and longest > 0 else None,
         settings.get("do_lower_case") is True,
     )
@@ -153,41 +182,21 @@ def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
     return folder
 
 
-def _modes(path: Path) -> tuple[str, ...]:
-    settings = read_object(path)
-    named = settings.get("pooling_mode")
-    if named is None:
-        modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
-    else:
-        modes = tuple(map(str, named)) if isinstance(named, list) else (str(named),)
-    unknown = [mode for mode in modes if mode not in _POOLED]
-    if unknown or not modes:
-        raise UnsupportedModelError(f"{path}: pooling by {unknown[0] if unknown else 'nothing'} is not known")
-    return modes
-
-
-def _dense(folder: Path) -> Layer:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    settings, path = read_object(folder / "config.json"), folder / "model.safetensors"
-    activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
-    if activation not in ACTIVATIONS:
-        raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
-    if not path.is_file():
-        raise UnsupportedModelError(
-            f"{folder}: no model.safetensors", "Have sentence-transformers save it again."
-        )
-    try:
-        found = {name: tensor.float() for name, tensor in load_file(path).items()}
-        weight, bias = found["linear.weight"], found.get("linear.bias")
-    except (SafetensorError, KeyError, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read ({reason_of(error)})", "Copy the file again."
-        ) from error
-    if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
-        raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
-    return weight, bias, getattr(nn, activation)()
+def _dense(folder: Path, settings: Mapping[str, Any]) -> Step:
+    name = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {name} is not known")
+    with TensorReader(folder, find_weights(folder)) as held:
+        found = {name: torch.from_numpy(held.read(name).astype(np.float32)) for name in held.tensors}
+    weight, bias = found.get("linear.weight"), found.get("linear.bias")
+    if (
+        weight is None
+        or weight.dim() != 2
+        or not weight.numel()
+        or (bias is not None and len(bias) != len(weight))
+    ):
+        raise CheckpointError(f"{folder}: its tensors are no weight and bias", "Copy the files again.")
+    return Dense(weight, bias, getattr(nn, name)())
 
 
 def _at(hidden: Tensor, places: Tensor) -> Tensor:

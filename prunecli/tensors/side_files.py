@@ -88,10 +88,10 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
 def belonging(sizes: Mapping[str, int], modules: Collection[str]) -> tuple[list[str], list[str]]:
     """Sort files into those that belong to a model beside its weights, and the others.
 
-    Files belong to it but for weights, their indices, adapters and data. A folder belongs to it where modules.json
-    names it, with one format of the weights of its module; any other one where it holds no weights, nothing of a
-    training and no mass of data (`additional_chat_templates`, the figures of README.md). Hidden files and folders, and
-    indices, are in neither list.
+    Files belong to it but for weights, their indices, Mistral's own config (params.json), adapters and data. A folder
+    belongs to it where modules.json names it, with one format of the weights of its module; any other one where it
+    holds no weights, nothing of a training and no mass of data (`additional_chat_templates`, the figures of README.md).
+    Hidden files and folders, and indices, are in neither list.
 
     Args:
         sizes: path below the model's directory, with `/` -> bytes; the weights that are used need not be there.
@@ -108,7 +108,7 @@ def belonging(sizes: Mapping[str, int], modules: Collection[str]) -> tuple[list[
         names = list(group)
         if names == [top]:
             if not top.endswith(_INDICES):
-                is_other = top.endswith((*WEIGHTS, *_DATA)) or top == ADAPTER
+                is_other = top.endswith((*WEIGHTS, *_DATA)) or top in (ADAPTER, "params.json")
                 (others if is_other else kept).append(top)
         elif top in named:
             left_out = {name: _other_format(name, names) for name in names}

@@ -41,7 +41,11 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     with damaged(f"{directory}: no tokenizer could be loaded", remedy):
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                str(directory), config=config, local_files_only=True, trust_remote_code=False
+                str(directory),
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                mistral_format=False,  # mistral-common would read tekken.json in place of tokenizer.json
             )
         except ValueError as error:
             if is_missing:

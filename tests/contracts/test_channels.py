@@ -14,7 +14,7 @@ from prunecli.model.find_axes import axes_of
 from prunecli.selection.cut import Selection, cut
 from tests.contracts.method_contract import logits_of, written
 from tests.families import cutting, tiny, tiny_family
-from tests.tiny import config_of
+from tests.tiny import config_of, write_json
 
 STEP = {"command": "test"}
 
@@ -87,6 +87,14 @@ def test_tensors_that_the_class_does_not_have_are_refused():
     save_file({**tensors, "model.further.weight": torch.ones(48)}, "model/model.safetensors")
     with pytest.raises(UnsupportedModelError, match="further"):
         axes_of(open_model("model"), "channel")
+
+
+@pytest.mark.parametrize("folder", [".", "0_Transformer"])
+def test_modules_that_read_as_many_are_refused(folder):
+    cutting.saved("granite", f"model/{folder}")
+    write_json("model/modules.json", [{"path": "0_Transformer"}, {"path": "1_Pooling"}])
+    with pytest.raises(UnsupportedModelError, match="modules of sentence-transformers"):
+        axes_of(open_model(f"model/{folder}"), "channel")
 
 
 def test_kinds_that_are_cut_at_once_are_those_cut_one_by_one():

@@ -59,13 +59,13 @@ def test_other_formats_of_the_weights_are_left_out_by_name(added):
     put("README.md .cache/huggingface/x .git/config .gitattributes adapter_config.json")
     put("adapter_model.safetensors coreml/text-generation/model.mlpackage/Manifest.json")
     put("flax_model.msgpack model-Q4_K_M.gguf onnx/config.json onnx/model_quantized.onnx")
-    put("openvino/openvino_model.xml original/params.json original/consolidated.00.pth")
+    put("openvino/openvino_model.xml original/params.json original/consolidated.00.pth params.json")
     put("pytorch_model.bin pytorch_model.bin.index.json rust_model.ot tf_model.h5 training_args.bin")
     carried, left_out = added()
     assert not carried
     assert " ".join(left_out) == (
         "adapter_config.json adapter_model.safetensors coreml/ flax_model.msgpack model-Q4_K_M.gguf onnx/ openvino/ "
-        "original/ pytorch_model.bin rust_model.ot tf_model.h5 training_args.bin"
+        "original/ params.json pytorch_model.bin rust_model.ot tf_model.h5 training_args.bin"
     )
 
 

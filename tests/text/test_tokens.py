@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.integrations.mistral import tokenizer as mistral
+from transformers.models.auto import tokenization_auto
 
 from prunecli.errors import CheckpointError, DataError, TextWarning, UnsupportedModelError
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from tests.families import tiny_family
 from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
 
 
@@ -103,6 +106,14 @@ def test_a_tokenizer_that_is_missing(model_type, settings):
     said = r"tokenizer is missing: none of tokenizer\.json,.*\n.*Copy the model's tokenizer files"
     with pytest.raises(CheckpointError, match=said):
         load_tokenizer(Path())
+
+
+def test_tekken_json_is_not_read_in_place_of_tokenizer_json(monkeypatch):
+    """transformers does so where mistral-common is installed."""
+    source = tiny_family("model", "llama")
+    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "llama", "MistralCommonBackend")
+    monkeypatch.setattr(mistral, "resolve_mistral_format", lambda *_, **__: (True,))
+    assert load_tokenizer(source).is_fast
 
 
 def test_a_tokenizer_of_files_that_its_class_does_not_read():

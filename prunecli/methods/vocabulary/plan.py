@@ -19,8 +19,6 @@ import numpy as np
 from prunecli.errors import CheckpointError, DataError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.tokenizer import (
-    SENTENCEPIECE,
-    VOCABULARIES,
     Renumbering,
     Vocabulary,
     is_fast,
@@ -33,10 +31,12 @@ from prunecli.methods.vocabulary.tokenizer import (
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
+from prunecli.modules.pooling import modules_of
 from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
 from prunecli.selection.cut import Selection, selection_of
-from prunecli.tensors.json_files import GENERATION, read_object
+from prunecli.tensors.json_files import GENERATION, lenient, parsed, read_object
+from prunecli.tensors.side_files import folders_of
 from prunecli.text.choice import Lines
 from prunecli.text.files import lines_sha256
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -70,47 +70,57 @@ def plan_vocabulary(
     with located(checkpoint.path):
         # A model that cannot be trimmed is refused before anything is counted.
         (axis,) = axes_of(checkpoint, "token")
-        carried = checkpoint.side_files.carried
-        side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
-        # Without a vocabulary, transformers makes up a tokenizer of nothing.
-        if not any(name in VOCABULARIES or name.endswith(SENTENCEPIECE) for name in side):
-            raise CheckpointError(
-                "holds no tokenizer whose vocabulary could be trimmed",
-                "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
-            )
+        configs = [f"{folder}/config.json" for folder in folders_of(checkpoint.path)]
+        names = {path.relative_to(checkpoint.path).as_posix(): path for path in checkpoint.side_files.carried}
+        side = {name: path.read_bytes() for name, path in names.items() if "/" not in name or name in configs}
         tokenizer = load_tokenizer(checkpoint.path)
-        text = Text.of(lines, tokenizer)
+        processor = lenient(lambda: str(parsed(side["chat_template.json"])["chat_template"]))
+        tokenizer.chat_template = tokenizer.chat_template or processor()
+        text = Text.of(lines, tokenizer, prompts_of(checkpoint) or ())
         vocabulary = read_vocabulary(tokenizer)
         config = {**default_ids(checkpoint), **checkpoint.config}
         generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
         counts, template = count_tokens(tokenizer, text, progress)
-        needed = named_ids(config) | named_ids(generation)
+        needed = named_ids(config, side).union(ids_before_positions(checkpoint))
+        first = generation.get("no_timestamps_token_id")
+        if isinstance(first, int):  # Whisper counts timestamps from it on
+            needed.update(range(first, axis.count))
         plan = select_tokens(checkpoint, vocabulary, lines, counts, options, needed, template)
-        change = Renumbering.of(plan.kept["tokens"], vocabulary.ids, axis.count)
-        files = tokenizer_files(side, change)
-        if is_fast(tokenizer):  # nothing reads the SentencePiece models beside it: they are compared here
-            for name, data in files.items():
-                if name.endswith(SENTENCEPIECE) and data is not None and differs(side[name], data, text.all):
-                    files[name] = None
-        trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
+        new_ids = {old: new for new, old in enumerate(plan.kept["tokens"])}
+        change = Renumbering(new_ids, vocabulary.ids, axis.count)
+        files = tokenizer_files(side, change, beside=is_fast(tokenizer))
+        trimmed = {
+            name: data for name, data in {**side, **files}.items() if data is not None and "/" not in name
+        }
         settings = {key: value for key, value in renumbered(config, change).items() if value != config[key]}
-        sizes = dict.fromkeys(axis.keys, len(change.new_ids))
-        new = load_trimmed(trimmed, {**checkpoint.config, **settings, **sizes})
+        new = load_trimmed(trimmed, checkpoint.config)
         compared = check_same((tokenizer, new), change.new_ids, text.all, progress)
         return replace(plan, settings=settings, files=files, details={**plan.details, "compared": compared})
+
+
+def ids_before_positions(checkpoint: Checkpoint) -> range:
+    """The ids up to the padding token's, from which some classes count the positions of a text (RoBERTa, M2M-100)."""
+    modules = checkpoint.probed.whole.model.named_modules()
+    paddings = (getattr(module, "padding_idx", None) for name, module in modules if "position" in name)
+    return range(1 + max(filter(None, paddings), default=-1))
+
+
+@lenient  # a damaged file has no prompts
+def prompts_of(checkpoint: Checkpoint) -> list[str]:
+    """The texts that are put before others: prompts of sentence-transformers, prefixes of T5's tasks."""
+    home, _ = modules_of(checkpoint.path) or (checkpoint.path, ())
+    stated = lenient(read_object)(home / "config_sentence_transformers.json") or {}
+    tasks = checkpoint.config.get("task_specific_params") or {}
+    texts = (*stated.get("prompts", {}).values(), *(task.get("prefix") for task in tasks.values()))
+    return [text for text in texts if text and isinstance(text, str)]
 
 
 def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the token ids that transformers assumes if config.json has none (GPT-2: `eos_token_id` 50256)."""
     from transformers import AutoConfig
 
-    defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type)
-    size = vocabulary_size(checkpoint)
-    return {
-        key: value
-        for key, value in defaults.to_dict().items()
-        if key.endswith(("_token_id", "_token_index")) and type(value) is int and 0 <= value < size
-    }
+    defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type).to_dict()
+    return {key: value for key, value in defaults.items() if key.endswith(("_token_id", "_token_index"))}
 
 
 def select_tokens(
@@ -267,8 +277,9 @@ class Text(NamedTuple):
     Attributes:
         lines: line -> occurrences; none is blank.
         documents: the files of more than one line, in pieces.
-        messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them.
-        template: texts that the chat template writes.
+        messages: the beginnings and ends of lines and documents, inside of what the chat template writes around them,
+            and behind prompts.
+        template: texts that the chat template writes, and prompts.
     """
 
     lines: Mapping[str, int]
@@ -277,13 +288,14 @@ class Text(NamedTuple):
     template: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, lines: Lines, tokenizer: Any) -> Text:
-        """Collect `lines`, their documents, and both as messages to a chat model.
+    def of(cls, lines: Lines, tokenizer: Any, prompts: Sequence[str] = ()) -> Text:
+        """Collect `lines`, their documents, and both as messages to a chat model and behind `prompts`.
 
         Tokens depend on what stands around a line: line ends and blank lines in a document, roles in a chat.
         """
         documents = [] if lines.plain is None else [text for text in lines.plain.texts if "\n" in text]
         template, frames = chat_texts(tokenizer)
+        frames += tuple((prompt, "") for prompt in prompts)
         messages = {*lines.texts, *documents, *(line for text in documents for line in text.split("\n"))}
         ends = {end for text in messages for end in (_ends(text), _ends(text.strip()))}
         return cls(
@@ -294,7 +306,7 @@ class Text(NamedTuple):
                 for piece in batches(f"{document}\n".splitlines(keepends=True))
             ),
             tuple(sorted(f"{before}{text}{after}" for before, after in frames for text in ends)),
-            template,
+            (*template, *prompts),
         )
 
     @property
@@ -330,10 +342,17 @@ def count_tokens(
 
 
 def _counted(tokenizer: Any, texts: Mapping[str, int], advance: Callable[[int], None]) -> Counter[str]:
+    """Tokens as strings; those of a slow tokenizer may be pieces outside of its vocabulary."""
     counts: Counter[Any] = Counter()
+    options = {"add_special_tokens": False, "truncation": False, "verbose": False}
     for part in batches(texts):
         for is_target in sides(tokenizer):
-            for text, tokens in zip(part, _tokens(tokenizer, part, is_target), strict=True):
+            if is_fast(tokenizer):
+                rows = tokenized(tokenizer, part, **options)["input_ids"]
+            else:
+                switch_language_side(tokenizer, is_target=is_target)
+                rows = map(tokenizer.tokenize, part)
+            for text, tokens in zip(part, rows, strict=True):
                 for token in tokens:
                     counts[token] += texts[text]
         advance(len(part))
@@ -353,15 +372,6 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
     ends = accumulate(map(len, texts))
     for _, run in groupby(zip(ends, texts, strict=True), key=lambda pair: pair[0] // BATCH):
         yield [text for _, text in run]
-
-
-def _tokens(tokenizer: Any, texts: list[str], is_target: bool) -> list[list[Any]]:
-    """Tokens of each text: ids of a fast tokenizer; strings of a slow one (pieces outside of its vocabulary too)."""
-    if is_fast(tokenizer):
-        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
-        return list(tokenized(tokenizer, texts, **options)["input_ids"])
-    switch_language_side(tokenizer, is_target=is_target)
-    return [tokenizer.tokenize(text) for text in texts]
 
 
 def chat_texts(tokenizer: Any) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
@@ -471,19 +481,3 @@ def check_same(
                 found["running_after"] += len(after)
             advance(len(part))
     return found
-
-
-def differs(before: bytes, after: bytes, texts: Sequence[str]) -> bool:
-    """Whether a shortened SentencePiece model cuts a text otherwise, though all of its pieces stay."""
-    from sentencepiece import SentencePieceProcessor
-
-    try:
-        models = [SentencePieceProcessor(model_proto=data) for data in (before, after)]
-    except RuntimeError:
-        return True
-    kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
-    for part in batches(texts):
-        rows = [model.encode(part, out_type=str) for model in models]
-        if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
-            return True
-    return False

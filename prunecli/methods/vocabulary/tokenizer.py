@@ -19,12 +19,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError, kind_and_reason
+from prunecli.errors import UnsupportedModelError
 from prunecli.model.structure import KEY
 from prunecli.tensors.json_files import GENERATION, parsed
 
@@ -89,7 +90,9 @@ def read_vocabulary(tokenizer: Any) -> Vocabulary:
             every, model_type = read_model(path.read_bytes())
             pieces = [(piece.text, piece.score) for piece in every if piece.type == NORMAL]
             if model_type == BPE:
-                ranks.append(_score_rank(dict(pieces)))
+                # SentencePiece merges the neighbours whose union has the highest score.
+                scores = {text: -score for text, score in pieces}
+                ranks.append(lambda left, right, scores=scores: scores.get(left + right))
             elif model_type != UNIGRAM:
                 raise UnsupportedModelError(
                     "a SentencePiece model of words or characters, which trim-vocabulary does not know",
@@ -190,11 +193,6 @@ def merge_parts(merge: Any) -> list[str]:
     return merge.split(" ", 1) if isinstance(merge, str) else list(merge)
 
 
-def _score_rank(scores: Mapping[str, float]) -> Rank:
-    """Return ranks of merges: SentencePiece merges the neighbours whose union has the highest score."""
-    return lambda left, right: -scores[left + right] if left + right in scores else None
-
-
 def _always(tokens: Iterable[str], prefix: str = "") -> frozenset[str]:
     return frozenset(
         token
@@ -241,6 +239,14 @@ def read_model(data: bytes) -> tuple[list[Piece], int]:
     return pieces, model_type
 
 
+def has_ids(data: bytes, ids: Mapping[str, int]) -> bool:
+    """Whether the normal pieces of a model file have these ids, or all lie as far from them (XLM-R: by one)."""
+    pieces = [
+        (number, piece.text) for number, piece in enumerate(read_model(data)[0]) if piece.type == NORMAL
+    ]
+    return len({ids.get(text, 0) - number for number, text in pieces}) == 1
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
     """Yield the fields of a message: number, value (an int or bytes), and the bytes of the whole field."""
     at = 0
@@ -268,10 +274,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("damaged")
 
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt")
-SENTENCEPIECE = (".model", ".spm")
-"""Endings of the names of SentencePiece models."""
-
 _OTHER_FORMS = ("tekken.json", "encoder.json", "vocab.bpe", "dict.txt")
 """Vocabularies in forms that transformers does not read beside the others: left out, as they would be wrong."""
 
@@ -295,6 +297,13 @@ _FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 """Lists of ids that generation must not put out, alone or as sequences: what is gone needs no ban."""
 _BIASES = "sequence_bias"
 """[[[ids], bias], …]."""
+_CONFIGS = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+_ADDED = "added_tokens_decoder"
+"""Id -> token, in tokenizer_config.json."""
+_MAP = "vocabulary_map"
+"""Token -> id, of images and of text (Emu3)."""
+_TEXTS = "id_to_text"
+"""Id -> text, which is spoken (SeamlessM4T v2)."""
 _NOT_ENTERED = (KEY, "id2label", "label2id", "auto_map")
 
 
@@ -304,40 +313,29 @@ class Renumbering:
 
     Attributes:
         new_ids: id -> new id, of the tokens to keep.
-        dropped: the tokens to remove.
+        ids: token -> id, of all.
         size: number of ids before.
     """
 
     new_ids: Mapping[int, int]
-    dropped: frozenset[str]
+    ids: Mapping[str, int]
     size: int
 
-    @classmethod
-    def of(cls, kept: Iterable[int], tokens: Mapping[str, int], size: int) -> Renumbering:
-        """Give each kept token its place among the kept ones as its new id; `tokens`: token -> id."""
-        new_ids = {old: new for new, old in enumerate(kept)}
-        gone = frozenset(token for token, number in tokens.items() if number not in new_ids)
-        return cls(new_ids, gone, size)
+    @cached_property
+    def dropped(self) -> frozenset[str]:
+        """The tokens to remove."""
+        return frozenset(token for token, number in self.ids.items() if number not in self.new_ids)
 
     def new(self, number: int) -> int:
-        """The new id of a token that must stay; a number outside of the vocabulary is no token's id and stays (-1).
+        """The new id of a token that stays; a number outside of the vocabulary is no token's id and stays (-1).
 
         Raises:
-            UsageError: the token would go.
+            KeyError: the token goes.
         """
-        if number not in self.new_ids and 0 <= number < self.size:
-            raise UsageError(
-                f"The token of id {number} is special, and would be removed.",
-                "Keep every special and added token, and those that the configs name.",
-            )
-        return self.new_ids.get(number, number)
+        return self.new_ids[number] if 0 <= number < self.size else number
 
     def mapped(self, value: Any) -> Any:
-        """The value with new ids in the place of all whole numbers in it.
-
-        Raises:
-            UsageError: a token would go.
-        """
+        """The value with new ids in the place of all whole numbers in it."""
         if type(value) is int:
             return self.new(value)
         if isinstance(value, Mapping):
@@ -348,7 +346,7 @@ class Renumbering:
         """Return `items` whose tokens all stay, with new ids."""
         found = []
         for item in items:
-            with suppress(UsageError):
+            with suppress(KeyError):
                 found.append(self.mapped(item))
         return found
 
@@ -369,30 +367,29 @@ class Noting(Renumbering):
         return []
 
 
-def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str, bytes | None]:
+def tokenizer_files(
+    files: Mapping[str, bytes], change: Renumbering, *, beside: bool = False
+) -> dict[str, bytes | None]:
     """Return the files that differ, by name. None: the file has to be left out.
 
     Args:
         files: name -> content of the checkpoint's files; files without tokens are passed over.
         change: the tokens to remove, and the new ids.
-
-    Raises:
-        CheckpointError: a damaged file.
-        UsageError: a special or added token would go.
+        beside: a tokenizer.json is read; a SentencePiece model beside it stays where its pieces have the same ids.
     """
     contents: dict[str, bytes | None] = {}
     for name, data in files.items():
         try:
-            if name in _DOCUMENTS:
+            if rewrite := renumbered if name.endswith("/config.json") else _DOCUMENTS.get(name):
                 value = parsed(data)
-                made = _DOCUMENTS[name](value, change)
-                if made != value or not name.endswith("_config.json"):
+                made = rewrite(value, change)
+                if made != value or not name.endswith("config.json"):
                     contents[name] = (json.dumps(made, ensure_ascii=False, indent=2) + "\n").encode()
             elif name == "merges.txt":
                 kept = [
                     line
-                    for number, line in enumerate(data.decode().split("\n"))
-                    if (not number and line.startswith("#version"))
+                    for line in data.decode().split("\n")
+                    if line.startswith("#version")
                     or len(parts := line.rstrip("\r").split(" ")) != 2
                     or _is_kept_merge(parts, change)
                 ]
@@ -401,34 +398,28 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
                 lines = data.decode().removesuffix("\n").split("\n")
                 words = (f"{line}\n" for number, line in enumerate(lines) if number in change.new_ids)
                 contents[name] = "".join(words).encode()
-            elif name.endswith(SENTENCEPIECE):
-                # Normal pieces go; the others keep their order and scores.
-                gone = [
-                    piece.type == NORMAL and piece.text in change.dropped for piece in read_model(data)[0]
-                ]
+            elif name.endswith((".model", ".spm")):
+                pieces, _ = read_model(data)
+                gone = [piece.type != UNKNOWN and piece.text in change.dropped for piece in pieces]
                 places = count()
-                contents[name] = data
-                if any(gone):
-                    contents[name] = b"".join(
-                        field
-                        for number, _, field in _fields(data)
-                        if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
-                    )
-            elif name in _OTHER_FORMS or name.endswith(".tiktoken"):
+                made = b"".join(
+                    field
+                    for number, _, field in _fields(data)
+                    if number != _SELF_TEST and not (number == _PIECES and gone[next(places)])
+                )
+                fits = not beside or has_ids(made, kept_ids(change.ids, change))
+                contents[name] = made if fits else None
+            elif name in _OTHER_FORMS or ".tiktoken" in name or ".model.v" in name:
                 contents[name] = None
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            if not name.endswith(SENTENCEPIECE):
-                raise CheckpointError(
-                    f"{name}: damaged ({kind_and_reason(error)})", "Copy the tokenizer's files again."
-                ) from error
-            contents[name] = None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            contents[name] = None  # damaged, and not read: the tokenizer was made
     return {name: data for name, data in contents.items() if data != files[name]}
 
 
 def _tokenizer_json(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
     model = dict(value["model"])
     if isinstance(model["vocab"], dict):
-        model["vocab"] = _kept_ids(model["vocab"], change)
+        model["vocab"] = kept_ids(model["vocab"], change)
     else:
         model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in change.dropped]
     if "unk_id" in model:
@@ -451,8 +442,9 @@ def _part(part: Any, change: Renumbering) -> Any:
     }
 
 
-def _kept_ids(vocab: Mapping[str, int], change: Renumbering) -> dict[str, int]:
-    return {token: change.new(number) for token, number in vocab.items() if token not in change.dropped}
+def kept_ids(vocab: Iterable[str], change: Renumbering) -> dict[str, int]:
+    """A vocabulary with the tokenizer's ids: those of a file beside tokenizer.json may be older, and are not read."""
+    return {token: change.new_ids[n] for token in vocab if (n := change.ids.get(token, -1)) in change.new_ids}
 
 
 def _is_kept_merge(parts: Sequence[str], change: Renumbering) -> bool:
@@ -460,16 +452,11 @@ def _is_kept_merge(parts: Sequence[str], change: Renumbering) -> bool:
     return change.dropped.isdisjoint((*parts, "".join(parts)))
 
 
-def _tokenizer_config(value: dict[str, Any], change: Renumbering) -> dict[str, Any]:
-    key = "added_tokens_decoder"
-    added = value.get(key)
-    return {**value, key: {str(change.new(int(n))): token for n, token in added.items()}} if added else value
-
-
-def named_ids(document: Mapping[str, Any]) -> set[int]:
-    """The ids that a config needs: `pad_token_id`, `forced_bos_token_id` and their like."""
-    noting = Noting({}, frozenset(), 0)
-    renumbered(document, noting)
+def named_ids(config: Mapping[str, Any], files: Mapping[str, bytes] = {}) -> set[int]:
+    """The ids that a config needs (`pad_token_id`, `forced_bos_token_id` and their like), and the tokenizer's files."""
+    noting = Noting({}, {}, 0)
+    renumbered(config, noting)
+    tokenizer_files(files, noting)
     return noting.needed
 
 
@@ -477,12 +464,9 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
     """The config with new ids; bans and biases of tokens that are gone go with them.
 
     Args:
-        document: config.json or generation_config.json. A number outside of the old vocabulary is no token's id and
-            stays (-1 for none).
+        document: config.json, also of a module, or that of generation, tokenizer or processor. A number outside of the
+            old vocabulary is no token's id and stays (-1 for none).
         change: the new ids.
-
-    Raises:
-        UsageError: an id that the config needs would go.
     """
     result: dict[str, Any] = {}
     for key, value in document.items():
@@ -495,6 +479,15 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
             result[key] = change.mapped(value)
         elif key == _PLACED:
             result[key] = value and [[place, change.mapped(number)] for place, number in value]
+        elif key == _ADDED and isinstance(value, Mapping):
+            result[key] = {str(change.new(int(number))): token for number, token in value.items()}
+        elif key == _MAP and isinstance(value, Mapping):
+            result[key] = {
+                token: new for token, number in value.items() for new in change.surviving([number])
+            }
+        elif key == _TEXTS and isinstance(value, Mapping):
+            ids = change.new_ids.items()
+            result[key] = {str(new): value[str(old)] for old, new in ids if str(old) in value}
         elif isinstance(value, Mapping) and key not in _NOT_ENTERED:
             result[key] = renumbered(value, change)
         else:
@@ -504,9 +497,8 @@ def renumbered(document: Mapping[str, Any], change: Renumbering) -> dict[str, An
 
 _DOCUMENTS: Mapping[str, Callable[[Any, Renumbering], Any]] = {
     "tokenizer.json": _tokenizer_json,
-    "tokenizer_config.json": _tokenizer_config,
-    "added_tokens.json": _kept_ids,
-    "vocab.json": _kept_ids,
-    GENERATION: renumbered,
+    "added_tokens.json": kept_ids,
+    "vocab.json": kept_ids,
+    **dict.fromkeys((GENERATION, *_CONFIGS), renumbered),
 }
 """JSON file -> its content with fewer tokens and new ids."""

@@ -47,7 +47,7 @@ def byte_bpe_files(directory: Path) -> Path:
     """GPT-2 with vocab.json and merges.txt alone."""
     tokenizer = _byte_bpe()
     tiny_family(directory, "gpt2", vocab_size=tokenizer.get_vocab_size())
-    _clear(directory)
+    (directory / "tokenizer.json").unlink()
     tokenizer.model.save(str(directory))
     vocab = json_of(directory / "vocab.json")
     vocab.setdefault(END, tokenizer.token_to_id(END))
@@ -102,7 +102,7 @@ def wordpiece_files(directory: Path) -> Path:
     """BERT with vocab.txt alone."""
     tokenizer = _wordpiece()
     tiny_family(directory, "bert", vocab_size=tokenizer.get_vocab_size(), **_BERT_IDS)
-    _clear(directory)
+    (directory / "tokenizer.json").unlink()
     tokenizer.model.save(str(directory))
     write_json(directory / "tokenizer_config.json", _BERT)
     return directory
@@ -149,7 +149,7 @@ def marian(directory: Path) -> Path:
     ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
     sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), len(vocab))
     tiny_family(directory, "marian", bad_words_ids=[[pad]], **sizes, **ids)
-    _clear(directory)
+    (directory / "tokenizer.json").unlink()
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
     write_json(directory / "vocab.json", vocab)
@@ -164,7 +164,7 @@ def m2m_100(directory: Path) -> Path:
     words = [piece for piece in _pieces(data) if piece not in SPECIALS]
     vocab = {token: number for number, token in enumerate((*SPECIALS, *words))}
     tiny_family(directory, "m2m_100", vocab_size=len(vocab) + 108)
-    _clear(directory)
+    (directory / "tokenizer.json").unlink()
     (directory / "sentencepiece.bpe.model").write_bytes(data)
     write_json(directory / "vocab.json", vocab)
     settings = {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en", "tgt_lang": "de"}
@@ -174,7 +174,7 @@ def m2m_100(directory: Path) -> Path:
     return directory
 
 
-def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
+def sentencepiece_model(text: tuple[str, ...], kind: str, size: int, **more: Any) -> bytes:
     """A model file of `kind` "unigram" or "bpe"."""
     made = io.BytesIO()
     options = {
@@ -182,6 +182,7 @@ def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
         "model_type": kind,
         "sentence_iterator": iter(text * 4),
         "model_writer": made,
+        **more,
     }
     SentencePieceTrainer.train(hard_vocab_limit=False, num_threads=1, minloglevel=2, **options)
     return made.getvalue()
@@ -196,15 +197,9 @@ def _with(
     directory: Path, model_type: str, size: int, tokenizer: Any, settings: dict[str, Any], **config: Any
 ) -> Path:
     tiny_family(directory, model_type, vocab_size=size, **config)
-    _clear(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", settings)
     return directory
-
-
-def _clear(directory: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).unlink()
 
 
 KINDS = {

@@ -1,6 +1,7 @@
 """From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,18 +13,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import Unigram
 
-from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.methods.vocabulary import plan as plan_module
 from prunecli.methods.vocabulary.plan import (
     Text,
     VocabularyOptions,
     check_same,
-    count_tokens,
     load_trimmed,
     plan_vocabulary,
     select_tokens,
 )
-from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model, read_vocabulary
+from prunecli.methods.vocabulary.tokenizer import Vocabulary, read_model
 from prunecli.model.checkpoint import open_model
 from prunecli.selection.cut import Selection, cut
 from prunecli.text.choice import Lines
@@ -50,23 +50,6 @@ def sources(shared_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_that_stays_has_a_reason(kind, sources):
-    """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
-    made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
-    vocabulary = read_vocabulary(tokenizer)
-    counts, _ = count_tokens(tokenizer, Text(dict.fromkeys(SEEN, 1)))
-    allowed = {*counts, *vocabulary.special, *vocabulary.always, *vocabulary.closure(counts)}
-    tokens = {number: token for token, number in vocabulary.ids.items()}
-    assert {tokens[number] for number in made.kept["tokens"]} <= allowed
-    kept = {tokens.get(number) for number in made.kept["tokens"]}
-    assert kept >= set(counts) & set(vocabulary.ids)
-    assert set(vocabulary.ids) - kept, "the trimming must matter for this test to mean something"
-    compared = made.details["compared"]
-    assert compared["changed"] == 0
-    assert compared["running_before"] == compared["running_after"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.sampled_from(" ".join(TEXT).split()), min_size=1, max_size=12), sign=st.text(max_size=3)
@@ -87,9 +70,6 @@ def test_rare_tokens_fall_into_smaller_ones(kind, sources):
     assert 0 < fewer.details["text"]["share_kept"] < 1
     assert compared["changed"] > 0
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
-    rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
-    if kind != "marian":  # which counts target text too
-        assert [compared["running_before"], compared["running_after"]] == rows
     if kind not in ("word_level", "unigram"):
         for line in SEEN:
             assert new.decode(new(line)["input_ids"]) == old.decode(old(line)["input_ids"])
@@ -122,7 +102,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(sources, monkeypa
 
 
 def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened():
-    data = sentencepiece_model(TEXT, "unigram", 90)
+    data = sentencepiece_model(TEXT, "unigram", 90, user_defined_symbols=["<ours>"])
     pieces = [(piece.text, piece.score) for piece in read_model(data)[0]]
     tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -138,21 +118,65 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened():
     assert len(kept) == len(made.kept["tokens"]) < len(pieces)
 
 
-def test_one_that_would_cut_otherwise_is_left_out():
+PROMPT = "where is the market: "
+PROMPTS = {
+    "config_sentence_transformers.json": {"prompts": {"query": PROMPT, "document": ""}},
+    "config.json": {
+        "task_specific_params": {"summarization": {"prefix": PROMPT}, "other": {"max_length": 9}}
+    },
+    "chat_template.json": {"chat_template": f"{PROMPT}{{{{ messages[0].content }}}}"},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_what_stands_before_texts_stays(name, sources):
+    source = Path(shutil.copytree(sources["unigram"], "in"))
+    held = config_of(source) if name == "config.json" else {}
+    write_json(source / name, {**held, **PROMPTS[name]})
+    old, new = load_tokenizer(source), new_tokenizer(source, trimmed(source, min_count=3))
+    assert old.tokenize(PROMPT) == new.tokenize(PROMPT)
+
+
+def test_positions_are_counted_from_the_same_padding(sources):
+    tokenizer = load_tokenizer(sources["word_level"])
+    source = tiny_family("in", "roberta", vocab_size=len(tokenizer), pad_token_id=20)
+    tokenizer.save_pretrained(source)
+    assert trimmed(source, ("cat",)).kept["tokens"][20] == 20
+
+
+def test_ids_of_modules_move_with_their_tokens(sources):
+    source = Path(shutil.copytree(sources["word_level"], "in"))
+    write_json(
+        source / "modules.json", [{"path": "", "type": "Transformer"}, {"path": "1", "type": "LogitScore"}]
+    )
+    (source / "1").mkdir()
+    write_json(source / "1" / "config.json", {"true_token_id": 30, "false_token_id": None})
+    made = trimmed(source)
+    settings = json.loads(made.files["1/config.json"])
+    assert made.kept["tokens"][settings["true_token_id"]] == 30
+    assert settings["true_token_id"] < 30
+
+
+def test_timestamps_stay_though_they_are_no_tokens(sources):
+    """Whisper's tokenizers lacked them in its first year."""
+    source = Path(shutil.copytree(sources["unigram"], "in"))
+    size = config_of(source)["vocab_size"]
+    write_json(source / "generation_config.json", {"no_timestamps_token_id": size - 4})
+    assert trimmed(source).kept["tokens"][-4:] == (*range(size - 4, size),)
+
+
+def test_one_of_another_tokenizer_is_left_out():
     """A model of other words under the name of this one's."""
     source = KINDS["unigram"](Path("in"))
     (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
-    (source / "vocab.bpe").write_text("x")
-    made = trimmed(source)
-    assert [name for name, content in made.files.items() if content is None] == ["spiece.model", "vocab.bpe"]
+    assert trimmed(source).files["spiece.model"] is None
 
 
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "holds no tokenizer"),
+        (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "tokenizer is missing"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
-        (lambda source: (source / "generation_config.json").write_text("[]"), CheckpointError, "JSON object"),
         (lambda source: change_config(source, model_type="x"), UnsupportedModelError, "family"),
     ],
 )
@@ -166,7 +190,7 @@ def test_what_cannot_be_trimmed_is_refused(damage, error, message):
 def test_a_tokenizer_without_files_that_can_be_shortened_is_refused():
     """ByT5 knows bytes alone."""
     source = tiny_family("in", "t5", vocab_size=384)
-    (source / "tokenizer.json").rename(source / "vocab.json")  # which it does not read
+    (source / "tokenizer.json").unlink()
     write_json(source / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
     with pytest.raises(UnsupportedModelError, match="is a ByT5Tokenizer"):
         trimmed(source)
@@ -178,9 +202,6 @@ def test_tokenizers_that_differ_are_refused(sources):
     assert check_same((old, old), same, SEEN)["sentences"] == 3
     with pytest.raises(CheckpointError, match=r"the trimmed tokenizer would give '.*' the id 7, not 8"):
         check_same((old, old), {**same, 7: 8, 8: 7}, SEEN)
-    del same[len(old) - 1]
-    with pytest.raises(CheckpointError, match="would give"):
-        check_same((old, old), same, SEEN)
 
 
 def test_text_cut_otherwise_is_refused(sources, monkeypatch):
@@ -207,21 +228,12 @@ def checkpoint(models):
     return open_model(models["gpt2"])
 
 
-def decided(checkpoint, counts=COUNTS, needed=(), template=frozenset(), **options):
-    made = VocabularyOptions(**options)
-    return select_tokens(checkpoint, VOCABULARY, LINES, counts, made, needed, template)
+def decided(checkpoint, counts=COUNTS, needed=(), **options):
+    return select_tokens(checkpoint, VOCABULARY, LINES, counts, VocabularyOptions(**options), needed)
 
 
 def tokens(plan: Selection) -> list[str]:
     return [TOKENS[number] for number in plan.kept["tokens"]]
-
-
-def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
-    made = decided(checkpoint)
-    assert tokens(made) == [token for token in TOKENS if token != "da"]
-    parts = {"special and added": 2, "in the text": 3, "characters and bytes": 3, "on the way to them": 2}
-    assert made.details["parts"] == parts
-    assert made.details["text"]["share_kept"] == 1  # "no token" is a piece that the vocabulary lacks
 
 
 @pytest.mark.parametrize(
@@ -229,7 +241,8 @@ def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint):
     [
         (COUNTS, {"min_count": 3}, [token for token in TOKENS if token not in ("da", "bc")], 6 / 8),
         ({}, {}, ["<s>", "a", "b", "c", "d", "<mask>"], 1),
-        ({}, {"keep": ("abcd",)}, ["<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "<mask>"], 1),
+        # "no token" is a piece that the vocabulary lacks
+        (COUNTS, {}, [token for token in TOKENS if token != "da"], 1),
     ],
 )
 def test_tokens_stay_with_what_makes_them(counts, options, stays, share, checkpoint):
@@ -253,21 +266,10 @@ def test_up_to_a_multiple(multiple, count, checkpoint):
     assert VOCABULARY.closure(kept) == kept
 
 
-def test_an_unknown_token_is_refused(checkpoint):
-    with pytest.raises(DataError, match="no token 'ba'"):
-        decided(checkpoint, keep=("a", "ba"))
-
-
 def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint):
     larger = replace(VOCABULARY, ids={"a": 0, "z": VOCAB})
     with pytest.raises(CheckpointError, match=f"'z' the id {VOCAB}, its embeddings have {VOCAB} rows"):
         select_tokens(checkpoint, larger, LINES, COUNTS, VocabularyOptions())
-
-
-def test_tokens_of_the_chat_template_stay_however_rare(checkpoint):
-    made = decided(checkpoint, template={"da"}, min_count=3)
-    assert made.details["parts"]["chat template"] == 1
-    assert "da" in tokens(made)
 
 
 def test_a_long_document_is_cut_at_line_ends(monkeypatch):
