@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prunecli.errors import CheckpointError, DataError, located
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, located
 from prunecli.methods.options import VocabularyOptions
 from prunecli.methods.vocabulary.tokenizer import (
     Renumbering,
@@ -70,6 +70,12 @@ def plan_vocabulary(
     with located(checkpoint.path):
         # A model that cannot be trimmed is refused before anything is counted.
         (axis,) = axes_of(checkpoint, "token")
+        _, modules = lenient(modules_of)(checkpoint.path) or ("", ())
+        if any("WordWeights" in str(module["type"]) for module in modules):
+            raise UnsupportedModelError(
+                "WordWeights of modules.json has a weight for each token, by the old ids",
+                "Remove the module, or train it anew for the result.",
+            )
         configs = [f"{folder}/config.json" for folder in folders_of(checkpoint.path)]
         names = {path.relative_to(checkpoint.path).as_posix(): path for path in checkpoint.side_files.carried}
         side = {name: path.read_bytes() for name, path in names.items() if "/" not in name or name in configs}

@@ -178,6 +178,13 @@ def test_one_of_another_tokenizer_is_left_out():
         (lambda source: (source / "tokenizer.json").unlink(), CheckpointError, "tokenizer is missing"),
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (lambda source: change_config(source, model_type="x"), UnsupportedModelError, "family"),
+        (
+            lambda source: write_json(
+                source / "modules.json", [{"path": "", "type": "x"}, {"type": "WordWeights"}]
+            ),
+            UnsupportedModelError,
+            "for each token",
+        ),
     ],
 )
 def test_what_cannot_be_trimmed_is_refused(damage, error, message):
