@@ -428,6 +428,7 @@ class ExpertOptions(LoadOptions, PruningOptions):
         metavar="ENC:DEC",
         recorded=False,
         hidden=True,
+        needs="strategy=per-layer strategy=side-threshold",
         excludes="experts_per_layer",
     )
     least: int | None = selection_option(
