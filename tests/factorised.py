@@ -27,8 +27,9 @@ def has_stock_cache(family: Family) -> bool:
 
 
 def options(**given: Any) -> EmbeddingOptions:
-    """Dimensions are small where none are given; a unit's are left out for an output alone, which has none."""
-    no_unit = dict.fromkeys(("expand_dim", "depth", "max_groups")) if given.get("side") == "output" else {}
+    """Dimensions are small where none are given; a unit's are left out where there is none."""
+    has_unit = given.get("side") != "output" and given.get("kind") != "projective"
+    no_unit = {} if has_unit else dict.fromkeys(("expand_dim", "depth", "max_groups"))
     return EmbeddingOptions(**SMALL | no_unit | given)
 
 

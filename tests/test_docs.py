@@ -51,24 +51,14 @@ def of_app(command: typer.Typer) -> frozenset[str]:
 
 
 @cache
-def alternatives(name: str) -> frozenset[frozenset[str]]:
-    """For each option of a command, its long names: `--memory` or `--no-memory`."""
-    alone = typer.Typer(add_completion=False)
-    alone.command()(function_of(name))
-    parameters = typer.main.get_command(alone).params
-    all_names = ((*one.opts, *one.secondary_opts) for one in parameters)
-    long = (frozenset(each for each in names if each.startswith("--")) for names in all_names)
-    return frozenset(names for names in long if names)
-
-
-@cache
 def options(name: str) -> frozenset[str]:
-    """The long options of a command, `--help` with them; of `prunecli` itself where the name is empty; of a script."""
+    """The options of a command, `--help` with them; of `prunecli` itself where the name is empty; of a script."""
     if name.endswith(".py"):
         return frozenset(re.findall(r'"(--[\w-]+)"', (ROOT / name).read_text(encoding="utf-8")))
-    if not name:
-        return of_app(app.app) | {"--help", "--help-all"}
-    return frozenset().union(*alternatives(name)) | {"--help", "--help-all"}
+    alone = typer.Typer(add_completion=False)
+    if name:
+        alone.command()(function_of(name))
+    return of_app(alone if name else app.app) | {"--help", "--help-all"}
 
 
 def named(text: str, own: str | None) -> Iterator[tuple[str | None, str]]:
@@ -138,21 +128,6 @@ def test_options_that_a_page_names_exist(path):
     renamed = {old for names in RENAMED.values() for old in names} if path.name == "CHANGELOG.md" else set()
     own = path.stem if path.parent.name == "commands" else None
     assert [one for one in unknown(read(path), own) if one.split()[1] not in renamed] == []
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_option_of_a_command_is_on_its_page(name):
-    page = read(DOCS / "reference" / "commands" / f"{name}.md")
-    found = {
-        option
-        for text in (*page.code, *page.typed)
-        for command, option in named(text, name)
-        if command == name
-    }
-    assert (
-        sorted("/".join(names) for names in alternatives(name) - {frozenset({"--help"})} if not names & found)
-        == []
-    )
 
 
 def test_tables_of_options_are_those_of_the_commands():

@@ -6,7 +6,6 @@ python -m tools.option_tables --check    # exit with status 1 if a page is out o
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -22,10 +21,13 @@ def current(name: str) -> str:
 
     Args:
         name: of the command.
+
+    Raises:
+        ValueError: the page has no place for them.
     """
-    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    made = f"{BEGIN}\n{table(options_of(function_of(name)))}\n{END}"
-    return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, count=1, flags=re.DOTALL)
+    before, rest = (PAGES / f"{name}.md").read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table(options_of(function_of(name)))}\n{END}{after}"
 
 
 def table(options: type[Options]) -> str:

@@ -175,20 +175,18 @@ def compare_languages(options: CompareLanguages) -> None:
     if options.output == Path():
         options = options.updated(output=Path("texts.json" if is_text else "languages.json"))
     options.check_outputs()
-    names = [path.name for path in files]
     if statistics.mixed:
         console.note(MIXED)
     if is_text:
-        for name in ("strategy", "balance", "langs", "layer_metric", "groups"):
-            if name in options.changed and getattr(options, name) != "per-layer":
-                raise UsageError(
-                    f"`{name}` is for translation; these statistics are of texts.",
-                    "`texts` chooses among the texts.",
-                )
-    elif options.texts:
-        raise UsageError(
-            "`texts` names texts of language models; these statistics are by pairs of languages.",
-            "Name languages with `langs`.",
-        )
-    result = (compare_by_text if is_text else compare_by_language)(statistics, options, names)
+        names = ["balance", "langs", "layer_metric", "groups"]
+        if options.strategy != "per-layer":
+            names.append("strategy")
+        why = "is for translation; these statistics are of texts."
+        options.refuse(names, why, "`texts` chooses among the texts.")
+    else:
+        why = "names texts of language models; these statistics are by pairs of languages."
+        options.refuse(["texts"], why, "Name languages with `langs`.")
+    result = (compare_by_text if is_text else compare_by_language)(
+        statistics, options, [path.name for path in files]
+    )
     options.finish(result, result.blocks)

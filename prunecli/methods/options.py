@@ -428,6 +428,8 @@ class ExpertOptions(LoadOptions, PruningOptions):
         metavar="ENC:DEC",
         recorded=False,
         hidden=True,
+        needs="strategy=per-layer strategy=side-threshold",
+        excludes="experts_per_layer",
     )
     least: int | None = selection_option(
         "Number of experts that each layer keeps at least. Default: the router's top-k; 4 under a threshold.",

@@ -379,13 +379,6 @@ def _by_values(
         scores, text = measured(
             checkpoint, options, metric, run, measure, axes=axes, task=task, without="last"
         )
-        asked = "cosine" if options.contiguous else options.metric
-        if asked not in (None, scores.method):
-            files = options.score_files
-            raise StatisticsError(
-                f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
-                f"Give a file of prunecli prune-layers --metric {asked} --save-scores.",
-            )
         values = scores.picked(axes)
         for axis in chosen if options.contiguous else ():
             count = counts.get(axis.side) or budget.removable(chosen)

@@ -30,7 +30,7 @@ class CollectOptions(Options):
         "forced: run on the reference, fast; beam: search.",
         "forced",
     )
-    beam: int = selection_option("Beams per sentence with --mode beam.", 4, ge=2)
+    beam: int = selection_option("Beams per sentence with --mode beam.", 4, ge=2, needs="mode=beam")
     batch_tokens: int = 4096
     context: int | None = None
     max_tokens: int | None = text_option("Read only the first N tokens of each --text name.", ge=1)

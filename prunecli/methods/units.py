@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.architectures.records import Carrier
-from prunecli.errors import UsageError
+from prunecli.errors import StatisticsError, UsageError
 from prunecli.evaluation.on_text import RunOptions, describe, measured_text, text_fields
 from prunecli.methods.options import ExpertOptions, UnitOptions
 from prunecli.model.axes import Axis
@@ -66,11 +66,19 @@ def measured(
 
     Raises:
         UsageError: no text.
-        StatisticsError: files that are damaged or of another model.
+        StatisticsError: files that are damaged, or of another model or metric.
         PruneError: text or a model that cannot be used.
     """
     if options.scores is not None:
-        return scores_for(checkpoint, options.scores, axes), None
+        scores, asked = scores_for(checkpoint, options.scores, axes), options.metric or ""
+        # The sums of activations serve both metrics of activations.
+        if asked.split("-")[0] not in ("", scores.method.split("-")[0]):
+            files = options.score_files
+            raise StatisticsError(
+                f"{files[0] if files else 'The scores'}: of the metric {scores.method}, not {asked}.",
+                "Leave `metric` out, or measure the scores again with it: `save_scores`.",
+            )
+        return scores, None
     if run is None:
         raise UsageError(f"`metric={metric}` needs text.", f"Give `data` or `files`, or `metric={without}`.")
     other = f"`metric={without}` (it can ruin a model)"

@@ -193,7 +193,7 @@ class Evaluation(Document):
             else:
                 continue
             remedy = (
-                "Check the languages and the longest output"
+                "Check languages and the longest output, or remove less"
                 if result is first
                 else "Remove less, or finetune"
             )

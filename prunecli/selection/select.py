@@ -193,8 +193,8 @@ class Budget:
             raise UsageError(
                 f"{keep} of {held} {kind}s would be kept: fewer than {minimum} in each of {len(axes)} sparse layers "
                 f"({lowest} in all).",
-                f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (`ratio`)"
-                + (", or lower `least`." if minimum > 2 else "; the router picks that many for each token."),
+                f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (`ratio`); `least` can be as low "
+                "as the number of experts that the router picks for each token.",
             )
 
 

@@ -120,6 +120,7 @@ def test_thresholds_on_published_statistics_are_those_of_the_released_code(model
     ("--ratio 0.5 --experts-per-layer 3,3", "Give one of"),
     ("--fit 1KiB", "No ratio fits"),
     ("--multiple-of 4 --strategy global-threshold", "--multiple-of goes with --strategy per-layer"),
+    ("--balance 3:1 --strategy global-threshold", "--balance goes with --strategy per-layer"),
     ("--multiple-of 32", "no multiple of 32"),
     ("--keep gates.json --metric top1 --multiple-of 4", "or --multiple-of"),
     ("--keep gates.json", "go with --gates", 1),

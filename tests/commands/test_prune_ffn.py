@@ -88,8 +88,10 @@ def test_scores_that_were_saved_take_the_place_of_text(models, metric):
     assert sum(widths) <= 14 + 4
 
 
-def test_saved_scores_of_another_model_or_width_are_refused(models):
+def test_saved_scores_of_another_model_width_or_metric_are_refused(models):
     done(models["llama"], "--text text.txt --save-scores units.json --ratio 0.5")
+    other = run(models["llama"], "--scores units.json --metric gradient -o no")
+    refused(other, "units.json: of the metric activation-norm, not gradient", 1)
     refused(run("pruned-ffn --scores units.json -o no"), "or of another pruning of it", 1)
     refused(run(models["m2m_100"], "--scores units.json -o no"), "of another model", 1)
 

@@ -129,12 +129,3 @@ def test_scores_that_were_saved_take_the_place_of_text(metric, models):
         refused(twice, "Scores of the method cka are no sums", 1)
     else:
         assert twice.json["kept"] == found["kept"]
-
-
-@refusals(
-    ("--metric cosine", "layers.json: of the metric cka, not cosine", 1),
-    ("--save-scores other.json", "nothing is measured on text here"),
-)
-def test_saved_scores_that_do_not_fit_are_refused(refusal, models):
-    done(models["gpt2"], "--metric cka --text text.txt --save-scores layers.json", DRY)
-    refusal(run, models["gpt2"], "--scores layers.json --count 1")

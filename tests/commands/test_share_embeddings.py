@@ -117,7 +117,8 @@ def test_a_mixture_of_experts():
     ("--split train", "--split and --langs go with --data."),
     ("--plot drawn.png", "drawn.png: exists already", 1),
     ("--side output --plot maps.png", "--plot draws the unit of the input side"),
-    ("--side output --kind define", "--kind is for the unit of the input"),
+    ("--side output --kind define", "--kind is for a unit that expands"),
+    ("--kind projective --depth 3", "--depth is for a unit that expands"),
 )
 def test_refusals(refusal, model):
     Path("drawn.png").write_text("mine")

@@ -201,9 +201,9 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
         UsageError: dimensions that cannot be.
     """
     kind = options.kind or "define"
-    if not has_unit:  # the output's map is all there is
+    if not has_unit or kind == "projective":  # the map is all there is
         names = *EXPANSION, "shared_blocks", "reduction", *(() if kind == "projective" else ("kind",))
-        options.refuse(names, "is for the unit of the input", "Choose `side=input` or `side=both`.")
+        options.refuse(names, "is for a unit that expands", "Leave out `side=output` and `kind=projective`.")
         kind = "projective"
     depth = 3 if options.depth is None else options.depth
     groups = 4 if options.max_groups is None else options.max_groups

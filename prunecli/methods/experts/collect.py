@@ -221,8 +221,7 @@ def material_of(
                 f"{checkpoint.path}: a language model is measured on named texts",
                 "Give `text=NAME=FILE`, once for each text.",
             )
-        if options.mean_outputs:
-            raise UsageError("`mean_outputs` goes with language models.", "Leave it out.")
+        options.refuse(["mean_outputs"], "goes with language models.")
         return Translation(*choice.parallel(say), options)
     if not is_text:
         raise UsageError("`text` goes with language models.", "Give parallel text: `data=DIR`.")
