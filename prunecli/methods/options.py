@@ -65,11 +65,6 @@ Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
 Granularity = Literal["language", "pair", "global"]
 """Which statistics are added up."""
 
-MIN_TOKENS = 100
-"""Fewer tokens are too few to judge an expert by. In a small Qwen3-MoE (6 layers of 32 experts) g‖f‖ spreads over an
-expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
-its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
-
 
 def parse_balance(value: Any) -> Any:
     """`3:1` -> 3: encoder experts per decoder expert. What is no text stays as it is.
@@ -447,12 +442,6 @@ class ExpertOptions(LoadOptions, PruningOptions):
         "Statistics to add up: language: the encoder's by source and the decoder's by target; pair: those of the "
         "pairs; global: all. Default: language with --source or --target, else global.",
         recorded=False,
-    )
-    min_tokens: int = hidden_option(
-        "Language models: warn about experts that received fewer tokens than N.",
-        MIN_TOKENS,
-        recorded=False,
-        ge=0,
     )
     mtp: Literal["prune", "drop"] = hidden_option(
         "Multi-token-prediction layers: prune their experts by weight statistics (aimer), or drop these layers.",

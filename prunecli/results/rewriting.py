@@ -67,8 +67,8 @@ class Selected(Rewriting):
             the source.
         details: what a method says besides. Of experts: `thresholds` (theta of 2212.09811, eq. 5, under `"model"` or of
             each side), `fit` (the smallest ratio that fits in the memory of `--fit`, and what fills it), `few_tokens`
-            (layer -> experts that saw fewer tokens than the argument `min_tokens`), `statistics_of` (fingerprint of the
-            model that was run, where the source is a quantised copy of that). Of tokens: `parts` (why tokens stay ->
+            (layer -> experts that received few tokens), `statistics_of` (fingerprint of the model that was run, where
+            the source is a quantised copy of that). Of tokens: `parts` (why tokens stay ->
             how many), `text`, and how it falls into tokens before and after.
     """
 

@@ -56,7 +56,7 @@ def test_what_was_kept_is_said_not_what_was_asked(command, field, expected):
 
 ARGUMENTS = {
     "prune-experts": "ratio experts_per_layer fit_bytes metric seed strategy balance min_per_layer round_to mtp active "
-    "constant_experts granularity source target for min_tokens dtype",
+    "constant_experts granularity source target for dtype",
     "prune-heads": "ratio count removed attention min_per_layer uniform metric method normalize seed dtype",
     "prune-layers": "removed ratio count encoder decoder side metric contiguous seed dtype",
     "prune-ffn": "ratio width side per_layer score round_to dense_only seed dtype",
