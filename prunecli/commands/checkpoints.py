@@ -42,7 +42,6 @@ class ModelsOptions(OutputOptions, TextChoice):
     split: str = text_option("Split of --data.", "test")
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
-    everything: bool = text_option("Without checkpoints: read all of the demo's text.", False, flag="--all")
 
     def with_text(self, given: Sequence[TextFile]) -> Self:
         """The options with the files `given`, or else with the demo's text for its own models."""

@@ -56,7 +56,7 @@ def evaluate(options: Evaluate) -> None:
         ask_huge_pages()  # before torch is imported
 
     named = options.checkpoints
-    is_limitless = named or options.data or options.source_file or options.max_sentences or options.everything
+    is_limitless = named or options.data or options.source_file or options.max_sentences
     options = options.with_text(options.text).updated(
         most_translations=None if is_limitless else ABOUT_A_MINUTE
     )
@@ -138,12 +138,12 @@ def bench_latency(options: BenchLatency) -> None:
 
     options.check_outputs()
     labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
-    is_chosen = options.checkpoints or options.everything or "sentences" in options.model_fields_set
+    is_chosen = options.checkpoints or "sentences" in options.model_fields_set
     if len(labels) > MANY and not is_chosen:
         options = options.updated(sentences=max(1, options.sentences * MANY * 2 // len(labels)), memory=False)
         console.note(
             f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
-            "and peak memory, takes about a minute; --all measures everything."
+            "and peak memory, takes about a minute; --sentences lifts the limit."
         )
     options = options.with_text([TextFile(path) for path in options.files])
     latency = prunecli.bench_latency(

@@ -389,6 +389,6 @@ def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
         return data
     say(
         f"About a minute: {counted(checkpoints, 'checkpoint')} x {len(pairs)} of {counted(len(data.pairs), 'pair')} x "
-        f"{sentences} of {counted(len(text), 'sentence')} (`everything`: all)."
+        f"{sentences} of {counted(len(text), 'sentence')} (`max_sentences` lifts the limit)."
     )
     return replace(data, text=text.first(sentences), pairs=pairs)
