@@ -27,6 +27,7 @@ from prunecli.options import (
     training_option,
     validation_option,
 )
+from prunecli.tensors.quantities import counted
 from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
 from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions, TrainingOptions
 
@@ -209,6 +210,6 @@ def _blocks(training: Training, support: StockSupport, destination: prunecli.Des
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
-    yield f"{training.steps:,} updates, {speed}{chosen}"
+    yield f"{counted(training.steps, 'update')}, {speed}{chosen}"
     yield support.line
     yield f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}"

@@ -92,6 +92,6 @@ def bytes_text(count: float) -> str:
     return f"{count:,.2f} GiB"
 
 
-def counted(count: int, name: str) -> str:
+def counted(count: float, name: str) -> str:
     """1, 'pair' -> '1 pair'; 2 -> '2 pairs'."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"

@@ -409,8 +409,8 @@ def finetune(
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
     if dry_run:
-        ends = {"updates": options.steps, "epochs": options.epochs, "minutes": options.minutes}
-        until = " or ".join(f"{count:,.12g} {name}" for name, count in ends.items() if count is not None)
+        ends = {"update": options.steps, "epoch": options.epochs, "minute": options.minutes}
+        until = " or ".join(counted(count, name) for name, count in ends.items() if count is not None)
         beside = "" if options.teacher is None else f", taught by {options.teacher}"
         say(
             f"Dry run: would train {start.path} for {task} on {len(data.train) * max(len(data.pairs), 1):,} "
