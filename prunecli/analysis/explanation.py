@@ -276,7 +276,7 @@ NEEDED = {
     "asked for": "--keep asks for it",
     "characters and bytes": "single characters and bytes are always kept",
     "on the way to them": "kept tokens are merged from it",
-    "up to a multiple": "--multiple-of fills up with it",
+    "up to a multiple": "the number of tokens is filled up with it",
     "no token": "a config names this id",
 }
 """Reason for which a token stays -> in words."""
