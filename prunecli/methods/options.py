@@ -197,6 +197,7 @@ class HeadOptions(UnitOptions):
         "of the gradient method add up. Default: heads.json.",
         (Path("heads.json"),),
         role="input",
+        excludes="metric=random",
     )
     attention: tuple[AttentionKind, ...] = selection_option(
         "Kinds of attention that may lose heads, with commas: encoder, decoder (self-attention), cross. --ratio counts "
@@ -212,6 +213,7 @@ class HeadOptions(UnitOptions):
         "Divide scores by the l2 norm over their layer (per-layer), or compare them as they are (none). Default: "
         "per-layer; none for scores of score-heads --metric ablation.",
         recorded=False,
+        excludes="metric=random",
     )
     least: int = selection_option("Number of heads that each layer keeps at least.", 0, flag="--min", ge=0)
     uniform: bool = selection_option(
