@@ -13,10 +13,10 @@ from prunecli.evaluation.on_text import DecodingOptions as DecodingOptions
 from prunecli.modules.logits import vocabulary_size
 from prunecli.private import pytree, reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import filling, length_limit, max_positions, require_task
+from prunecli.running.encoding import filling, length_limit, max_positions, output_language, require_task
 from prunecli.running.runner import Advance, ignored
 from prunecli.text.batching import length_bucketed, pad
-from prunecli.text.tokens import Tokenizer, encode, language_id, languages
+from prunecli.text.tokens import Tokenizer, encode
 
 Rows = list[list[int]]
 """Ids of tokens, or positions of sentences, of each batch or example."""
@@ -60,9 +60,7 @@ def batched_search(
     vocabulary = vocabulary_size(model.config)
     sources = encode(tokenizer, sentences, pair[0], max_length=longest, vocabulary=vocabulary)
     padding, equal = filling(model, tokenizer)
-    settings = {}
-    if languages(tokenizer):
-        settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
+    settings = output_language(tokenizer, model, pair[1])
 
     def search(batch: Sequence[int]) -> list[Translation]:
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)

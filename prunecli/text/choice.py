@@ -58,6 +58,12 @@ def has_decoder(name: str, *, is_pair: bool) -> bool:
     return is_pair and not name.endswith("EncoderModel")
 
 
+def sees_ahead(config: Any) -> bool:
+    """Whether a class for language models sees the tokens that it predicts: XLNet, and a BERT that is no decoder."""
+    is_encoder = getattr(config, "is_decoder", None) is False and "gpt_neox" not in config.model_type
+    return is_encoder or config.model_type in ("cpmant", "xlnet")
+
+
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
     """The task of a class of transformers.
 
@@ -74,10 +80,13 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     """The task of a checkpoint's model."""
-    from prunecli.modules.classes import stock_class
+    from prunecli.modules.classes import own_config, stock_class
 
     is_pair = not checkpoint.runs_stock or checkpoint.config.get("is_encoder_decoder") is True
-    return task_of_class(stock_class(checkpoint).__name__, is_pair=is_pair)
+    stock = stock_class(checkpoint)
+    task = task_of_class(stock.__name__, is_pair=is_pair)
+    is_blind = task != "lm" or not sees_ahead(own_config(checkpoint, stock))
+    return task if is_blind else "feature-extraction"
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:

@@ -71,10 +71,18 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
+    if codes := _codes(tokenizer):
+        return tuple(sorted(codes))
     kinds = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
     plain = {getattr(tokenizer, f"{kind}_token") for kind in kinds}
-    names = {str(name) for name in tokenizer.all_special_tokens} | set(tokenizer.get_added_vocab())
+    # Other added tokens are words.
+    names = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
+
+
+def _codes(tokenizer: Tokenizer) -> dict[str, str]:
+    """Language code -> token, where they differ: `en`, `__en__` of M2M-100."""
+    return getattr(tokenizer, "lang_code_to_token", {})
 
 
 def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = None) -> int:
@@ -93,7 +101,7 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
             f"unknown language {language!r}: the model's tokenizer lacks it",
             f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
-    number = int(tokenizer.convert_tokens_to_ids(language))
+    number = int(tokenizer.convert_tokens_to_ids(_codes(tokenizer).get(language, language)))
     require_rows(tokenizer, [[number]], vocabulary)
     return number
 

@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from itertools import permutations, product
 from pathlib import Path
 
@@ -6,9 +7,10 @@ import torch
 import transformers
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import Pooling
 from prunecli.running import encoding
 from prunecli.running.encoding import (
@@ -16,16 +18,20 @@ from prunecli.running.encoding import (
     labelled_examples,
     lm_windows,
     mlm_examples,
+    output_language,
     packed_examples,
     padding_id,
+    require_task,
     text_examples,
     translation_examples,
 )
 from prunecli.running.examples import Examples
+from prunecli.text.choice import training_task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import cutting, tiny, tiny_family
+from tests.methods.vocabulary.makers import m2m_100
 from tests.opening import load
 from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
@@ -115,6 +121,20 @@ def test_a_context_beyond_the_positions_is_refused(make):
     tokenizer, model = opened(tiny_family("model", "llama" if make is packed_examples else "bert"))
     with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         make(tokenizer, model, ["the hen"], 99)
+
+
+def test_outputs_begin_as_the_targets_of_training_do():
+    """M2M-100 calls a language what is no token, and mBART-25 puts it behind texts, from where its shift takes it."""
+    tokenizer, model = opened(m2m_100(Path("m2m")))
+    german = tokenizer.get_lang_id("de")
+    assert output_language(tokenizer, model, "de") == {"forced_bos_token_id": german}
+    assert [encode(tokenizer, ["die"], "de", as_target=side)[0][0] for side in (False, True)] == [german] * 2
+    model = load(tiny_family("mbart", "mbart"))
+    tokenizer = transformers.MBartTokenizer(
+        vocab=[(token, 0.0) for token in ["<s>", "<pad>", "</s>", "<unk>", "a"]]
+    )
+    german = tokenizer.convert_tokens_to_ids("de_DE")
+    assert output_language(tokenizer, model, "de_DE") == {"decoder_start_token_id": german}
 
 
 def test_labelled_texts():
@@ -375,3 +395,18 @@ def test_all_positions_are_counted_and_no_more(model_type):
     model(input_ids=ids[:, :-1])
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=ids)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "bert-generation", "cpmant", "gpt_neox", "xlnet"])
+def test_classes_that_see_the_next_token_do_not_predict_it(model_type):
+    config = tiny.tiny_config(model_type, "causal")
+    config.is_decoder = False
+    model = tiny.drawn(tiny.auto_class(model_type, "causal"), config)
+    ids = torch.arange(10, 20)[None]
+    with torch.no_grad():
+        one, other = (model(input_ids=functional.pad(ids, (0, 1), value=last))[0][:, :9] for last in (5, 6))
+    sees = float((one - other).abs().max()) > 1e-6
+    model.save_pretrained("model")
+    assert training_task_of(open_model("model")) == ("feature-extraction" if sees else "lm")
+    with pytest.raises(UnsupportedModelError, match="sees the tokens") if sees else nullcontext():
+        require_task(model, "lm")

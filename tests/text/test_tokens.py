@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, DataError, TextWarning, UnsupportedModelError
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
-from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
+from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json, write_plain_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +50,10 @@ class TwoVocabularies:
     def __init__(self):
         self.encoder = {"a": 0, "b": 1}
         self.decoder = {0: "b", 1: "c", 2: "a"}
+        self.added_tokens_decoder = {}
         vars(self).update(
             dict.fromkeys(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
         )
-
-    def get_added_vocab(self):
-        return {}
 
     def get_tgt_vocab(self):
         return self.decoder
@@ -70,6 +68,13 @@ def test_a_tokenizer_with_two_vocabularies_reads_targets_by_the_second():
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
     assert encode(tokenizer, ["abc"], "de", as_target=True) == [[2, 0, 1]]
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
+
+
+def test_a_word_that_was_added_is_no_language():
+    write_plain_tokenizer(Path())
+    tokenizer = load_tokenizer(Path())
+    tokenizer.add_tokens(["covid"])
+    assert languages(tokenizer) == ()
 
 
 def test_text_of_unknown_tokens_warns(tokenizer):
