@@ -132,7 +132,7 @@ def encode(
     if hasattr(tokenizer, "src_lang") and languages(tokenizer):
         language_id(tokenizer, language)
         setattr(tokenizer, "tgt_lang" if as_target else "src_lang", language)
-    if as_target and hasattr(tokenizer, "get_tgt_vocab"):  # FSMT's tokenizer takes every text for a source
+    if as_target and hasattr(tokenizer, "tgt_vocab_file"):  # FSMT's tokenizer takes every text for a source
         tokenizer = copy(tokenizer)
         tokenizer.encoder = {token: number for number, token in tokenizer.decoder.items()}
         tokenizer.src_lang = tokenizer.tgt_lang

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError, DataError, TextWarning, UnsupportedModelError
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from tests.methods.vocabulary.makers import marian
 from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json, write_plain_tokenizer
 
 
@@ -43,7 +44,7 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
 class TwoVocabularies:
     """A tokenizer like FSMT's, which takes every text for one of the source language."""
 
-    src_lang, tgt_lang = "en", "de"
+    src_lang, tgt_lang, tgt_vocab_file = "en", "de", "b"
     all_special_tokens, name_or_path = (), "here"
     unk_token_id = bos_token_id = eos_token_id = pad_token_id = None
 
@@ -55,9 +56,6 @@ class TwoVocabularies:
             dict.fromkeys(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
         )
 
-    def get_tgt_vocab(self):
-        return self.decoder
-
     def __call__(self, *, text=None, text_target=None):
         assert self.src_lang == ("en" if text else "de")
         return {"input_ids": [[self.encoder[word] for word in one] for one in text or text_target]}
@@ -68,6 +66,12 @@ def test_a_tokenizer_with_two_vocabularies_reads_targets_by_the_second():
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
     assert encode(tokenizer, ["abc"], "de", as_target=True) == [[2, 0, 1]]
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
+
+
+def test_targets_of_marian_are_cut_by_its_second_model():
+    tokenizer = load_tokenizer(marian(Path()))
+    german = encode(tokenizer, ["die alte"], "de", as_target=True)
+    assert german == tokenizer(text_target=["die alte"])["input_ids"] != encode(tokenizer, ["die alte"], "en")
 
 
 def test_a_word_that_was_added_is_no_language():
