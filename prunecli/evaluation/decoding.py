@@ -66,9 +66,9 @@ def batched_search(
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
         made = generate(model, [sources[i] for i in batch], padding, options.beam, limit, **settings)
         texts, ends = tokenizer.batch_decode(made, skip_special_tokens=True), end_ids(model, tokenizer)
-        # The first id starts the decoder; in NLLB it is the end token itself.
+        # The first id starts the decoder; in NLLB it is the end token itself. BART puts one where the limit is.
         return [
-            Translation(text.strip(), not ends.isdisjoint(ids[1:]))
+            Translation(text.strip(), not ends.isdisjoint(ids[1:limit]))
             for text, ids in zip(texts, made, strict=True)
         ]
 
@@ -134,6 +134,8 @@ def generate(
             do_sample=False,
             max_length=None,
             max_new_tokens=limit,
+            num_return_sequences=1,
+            return_dict_in_generate=False,
             **beam_cache(model),
             **settings,
         )

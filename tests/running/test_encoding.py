@@ -319,6 +319,18 @@ def test_tokens_of_the_generation_config_that_a_search_fails_over(searching, key
         translate(model, tokenizer, ["a"], PAIR, DecodingOptions(beam=1, max_new_tokens=3))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("forced_eos_token_id", 2), ("num_return_sequences", 2), ("return_dict_in_generate", True)],
+)
+def test_an_output_that_the_limit_ends_is_not_finished(searching, key, value, monkeypatch):
+    tokenizer, model = searching
+    for name, one in {"num_beams": 2, key: value}.items():
+        monkeypatch.setattr(model.generation_config, name, one)
+    made = translate(model, tokenizer, ["a"], PAIR, DecodingOptions(beam=2, max_new_tokens=3))
+    assert [one.finished for one in made] == [False]
+
+
 @pytest.mark.parametrize(("key", "value"), [("pad_token_id", -7), ("decoder_start_token_id", -1)])
 def test_negative_ids_in_config_json(make, key, value):
     tokenizer, model = make("m2m_100")
