@@ -109,7 +109,7 @@ def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
     want = model.generate(
         torch.tensor(rows), num_beams=3, do_sample=False, max_new_tokens=6, min_new_tokens=6
     )
-    assert decode(model, rows, 3, 6, pad_id=1, forced_id=None) == want.tolist()
+    assert decode(model, rows, 3, 6, pad_id=1) == want.tolist()
 
 
 def test_a_process_that_fails_says_why():
@@ -144,7 +144,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(sentences):
     tiny_family("full", "llama")  # 64 positions
     work = decoding(open_model("full"), ["the hen in the inn", "the ten hens"], PAIR, 63)
     assert [len(ids) for ids in work.rows] == [1, 1]
-    decode(load("full"), work.rows, 1, 63, 1, None)
+    decode(load("full"), work.rows, 1, 63, 1)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
         bench_latency(FULL, sentences, TURNS.updated(new_tokens=64))
 
