@@ -270,13 +270,14 @@ def _prompts(
         ids = text_examples(tokenizer, model, beginning, length, whole=True).ids
     else:
         ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-    rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
+    found = map(ids.__getitem__, range(len(ids)))
+    rows = [row[:room].tolist() for row in found if context in (None, len(row))][:count]
     if len(rows) < count:
         raise DataError(
             f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
             "Give more text, a smaller `context`, or fewer `sentences`.",
         )
-    return Decoding(tuple(rows), padding_id(model, tokenizer), new_tokens, has_prompts=True)
+    return Decoding(rows, padding_id(model, tokenizer), new_tokens, has_prompts=True)
 
 
 def decoding(
@@ -288,15 +289,12 @@ def decoding(
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
     model, tokenizer = assemble(checkpoint, torch.float32), load_tokenizer(checkpoint.path)
-    is_pair = model.config.is_encoder_decoder
-    require_task(model, "translation" if is_pair else "lm")
+    require_task(model, "translation")
     limit = max_positions(model.config)  # None: no limit
     if limit is not None:
         _require_positions(checkpoint, new_tokens, limit)
     vocabulary = vocabulary_size(model.config)
     ids = encode(tokenizer, sentences, pair[0], max_length=limit, vocabulary=vocabulary)
-    if limit is not None and not is_pair:  # shared with the output
-        ids = [row[: limit - new_tokens] for row in ids]
     padding, settings = padding_id(model, tokenizer), output_language(tokenizer, model, pair[1])
     return Decoding(tuple(map(tuple, ids)), padding, new_tokens, settings)
 

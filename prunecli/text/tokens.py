@@ -73,8 +73,7 @@ def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
     if codes := _codes(tokenizer):
         return tuple(sorted(codes))
-    kinds = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-    plain = {getattr(tokenizer, f"{kind}_token") for kind in kinds}
+    plain = {*tokenizer.special_tokens_map.values()}
     # Other added tokens are words.
     names = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))

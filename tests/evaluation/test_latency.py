@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from prunecli.errors import DataError, PruneError, UsageError
 from prunecli.evaluation import latency, workloads
 from prunecli.evaluation.latency import LatencyOptions, bench_latency, measure_cost, run_task
-from prunecli.evaluation.workloads import decode, decoding
+from prunecli.evaluation.workloads import decode
 from prunecli.model.checkpoint import open_model
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
@@ -140,15 +140,6 @@ def test_threads_by_the_model_s_size_and_the_idle_cores(checkpoints, monkeypatch
     assert [text in line for text, line in zip(said, heard, strict=True)] == [True] * len(said)
 
 
-def test_prompts_leave_room_for_what_a_decoder_alone_generates(sentences):
-    tiny_family("full", "llama")  # 64 positions
-    work = decoding(open_model("full"), ["the hen in the inn", "the ten hens"], PAIR, 63)
-    assert [len(ids) for ids in work.rows] == [1, 1]
-    decode(load("full"), work.rows, 1, 63, 1)
-    with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency(FULL, sentences, TURNS.updated(new_tokens=64))
-
-
 LINES = ("the hen in the inn", "a hat", "no", "the ten hens")
 LABELLED = "0\tthe hen in the inn\ta hat\n1\tno\tthe inn\n0\ta hen\tno\n1\tthe hat\tno\n"
 
@@ -203,11 +194,9 @@ def test_prefill_and_decode_are_told_apart(text, monkeypatch):
     assert list(timings) == [(1, "prefill"), (1, "decode"), (4, "prefill"), (4, "decode")]
     assert timings[1, "prefill"].seconds == [sum(lengths)] * 2
     assert timings[1, "decode"].seconds == [3 * 4] * 2
-    assert timings[1, "prefill"].tokens_per_second.median == 1.0
     assert timings[4, "prefill"].tokens_per_second.median == pytest.approx(
         sum(lengths) / (4 * max(lengths)), abs=1e-6
     )
-    assert timings[4, "decode"].tokens_per_second.median == 1.0
     assert found.described == "4 prompts of lines.txt, 3 new tokens each"
     assert "beam" not in timings[1, "decode"].to_json()
 
@@ -243,8 +232,7 @@ def test_examples_of_a_classifier(labelled, monkeypatch):
     lengths = [len(row) for row in rows]
     assert [shape for shape, _ in clocked.passes] == [(1, n) for n in lengths] * 2 + [(4, max(lengths))] * 2
     assert found.task == "classification"
-    one, four = found.results[0].timings
-    assert one.examples_per_second.median == pytest.approx(4 / sum(lengths), abs=1e-6)
+    _, four = found.results[0].timings
     assert four.examples_per_second.median == pytest.approx(1 / max(lengths), abs=1e-6)
     assert four.tokens_per_second.median == pytest.approx(sum(lengths) / (4 * max(lengths)), abs=1e-6)
     assert (found.pair, found.new_tokens) == (None, None)

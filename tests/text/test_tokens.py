@@ -19,19 +19,14 @@ def tokenizer(shared_path):
 
 
 def test_language_token_first_and_end_token_last(tokenizer):
-    rows = encode(tokenizer, ["the hat", ""], "fra_Latn", max_length=None)
-    french, end = language_id(tokenizer, "fra_Latn"), tokenizer.eos_token_id
-    assert [row[0] for row in rows] == [french, french]
-    assert [row[-1] for row in rows] == [end, end]
-    assert rows[1] == [french, end]
-
-
-def test_target_side_carries_the_target_language_and_leaves_the_source_side_alone(tokenizer):
-    before = encode(tokenizer, ["the hat"], "eng_Latn")
-    target = encode(tokenizer, ["the hat"], "deu_Latn", as_target=True)
-    assert target[0][0] == language_id(tokenizer, "deu_Latn")
-    assert target[0][1:] == before[0][1:]
-    assert encode(tokenizer, ["the hat"], "eng_Latn") == before
+    french, german = (language_id(tokenizer, name) for name in ("fra_Latn", "deu_Latn"))
+    source, target = (
+        encode(tokenizer, ["the hat", ""], name, as_target=name == "deu_Latn")
+        for name in ("fra_Latn", "deu_Latn")
+    )
+    assert (source[1], target[1]) == ([french, tokenizer.eos_token_id], [german, tokenizer.eos_token_id])
+    assert (source[0][0], target[0]) == (french, [german, *source[0][1:]])
+    assert encode(tokenizer, ["the hat", ""], "fra_Latn") == source
 
 
 def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
@@ -44,17 +39,13 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
 class TwoVocabularies:
     """A tokenizer like FSMT's, which takes every text for one of the source language."""
 
-    src_lang, tgt_lang, tgt_vocab_file = "en", "de", "b"
-    all_special_tokens, name_or_path = (), "here"
+    src_lang, tgt_lang, tgt_vocab_file, name_or_path = "en", "de", "b", "here"
     unk_token_id = bos_token_id = eos_token_id = pad_token_id = None
 
     def __init__(self):
         self.encoder = {"a": 0, "b": 1}
         self.decoder = {0: "b", 1: "c", 2: "a"}
-        self.added_tokens_decoder = {}
-        vars(self).update(
-            dict.fromkeys(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
-        )
+        self.added_tokens_decoder = self.special_tokens_map = {}
 
     def __call__(self, *, text=None, text_target=None):
         assert self.src_lang == ("en" if text else "de")
