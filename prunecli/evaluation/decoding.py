@@ -1,17 +1,15 @@
 """Beam-search translation of many sentences, in length-bucketed batches."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
-from prunecli.errors import CheckpointError
 from prunecli.evaluation.on_text import DecodingOptions as DecodingOptions
 from prunecli.modules.logits import vocabulary_size
-from prunecli.private import pytree, reorders_own_cache
+from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.encoding import filling, length_limit, max_positions, output_language, require_task
 from prunecli.running.runner import Advance, ignored
@@ -20,8 +18,6 @@ from prunecli.text.tokens import Tokenizer, encode
 
 Rows = list[list[int]]
 """Ids of tokens, or positions of sentences, of each batch or example."""
-_OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
-"""Ends of the names of settings that hold token ids."""
 
 
 class Translation(NamedTuple):
@@ -126,7 +122,7 @@ def generate(
     is_pair = getattr(model.config, "is_encoder_decoder", False)
     require_task(model, "translation" if is_pair else "lm")
     ids, mask = pad(sources, pad_id, left=not is_pair)
-    with torch.inference_mode(), sound_settings(model):
+    with torch.inference_mode():
         outputs = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
@@ -141,36 +137,6 @@ def generate(
         )
     rows: Rows = outputs.tolist()
     return rows
-
-
-@contextmanager
-def sound_settings(model: Any) -> Iterator[None]:
-    """Name the token of generation_config.json that the model lacks, if `generate` fails in the block because of it.
-
-    Checked only after a failure: most invalid values have no effect.
-
-    Raises:
-        CheckpointError: there is one.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        size = vocabulary_size(model.config, output=True)
-        for key, value in vars(model.generation_config).items():
-            if (
-                size is not None
-                and key.endswith(_OF_TOKENS)
-                and any(
-                    type(one) is not int or not 0 <= one < size
-                    for one in pytree().tree_leaves(value)
-                    if not isinstance(one, float | None)  # a bias
-                )
-            ):
-                raise CheckpointError(
-                    f"generation_config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
-                    "Correct the value.",
-                ) from error
-        raise
 
 
 def beam_cache(model: Any) -> dict[str, Any]:

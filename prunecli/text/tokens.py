@@ -71,17 +71,12 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
-    if codes := _codes(tokenizer):
-        return tuple(sorted(codes))
+    if hasattr(tokenizer, "lang_code_to_token"):  # M2M-100: `en`, which is `__en__`
+        return tuple(sorted(tokenizer.lang_code_to_token))
     plain = {*tokenizer.special_tokens_map.values()}
     # Other added tokens are words.
     names = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
-
-
-def _codes(tokenizer: Tokenizer) -> dict[str, str]:
-    """Language code -> token, where they differ: `en`, `__en__` of M2M-100."""
-    return getattr(tokenizer, "lang_code_to_token", {})
 
 
 def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = None) -> int:
@@ -100,7 +95,8 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
             f"unknown language {language!r}: the model's tokenizer lacks it",
             f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
-    number = int(tokenizer.convert_tokens_to_ids(_codes(tokenizer).get(language, language)))
+    token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
+    number = int(tokenizer.convert_tokens_to_ids(token))
     require_rows(tokenizer, [[number]], vocabulary)
     return number
 

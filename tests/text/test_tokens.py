@@ -1,6 +1,6 @@
 import itertools
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -163,20 +163,14 @@ def test_both_sides_together_are_the_text(length):
     assert len(used) == max(1, min(round(hidden / 3), 100))
 
 
-class _Tokenizer:
-    eos_token_id = END
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def get_vocab(self) -> dict[str, Any]:
-        return {name: number for number, name in enumerate(self._names)}
+def _tokenizer(*names: str) -> Mock:
+    return Mock(eos_token_id=END, get_vocab=lambda: {name: number for number, name in enumerate(names)})
 
 
 def test_sentinels_are_the_tokenizers_in_order():
-    assert marks_of(_Tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
+    assert marks_of(_tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
 
 
 def test_a_tokenizer_without_sentinels_is_refused():
     with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
-        marks_of(_Tokenizer("a"))
+        marks_of(_tokenizer("a"))
