@@ -203,7 +203,7 @@ def serve(checkpoint: Path, threads: int) -> None:
         if dtype not in models:
             models[dtype] = load_for_decoding(checkpoint, device="cpu", dtype=dtype)
         start = time.perf_counter()
-        outputs = decode(models[dtype], task["rows"], task["beam"], task["tokens"], pad_id=1, forced_id=None)
+        outputs = decode(models[dtype], task["rows"], task["beam"], task["tokens"], pad_id=1)
         taken = time.perf_counter() - start
         print(json.dumps({"seconds": taken, "chosen": [row[1:] for row in outputs]}), flush=True)
 

@@ -104,7 +104,7 @@ def generate(model: Any, options: argparse.Namespace) -> None:
     """Decode one random sentence to a fixed length."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(10, model.config.vocab_size, (1, options.source), generator=generator)
-    decode(model, ids.tolist(), options.beam, options.tokens, pad_id=0, forced_id=None)
+    decode(model, ids.tolist(), options.beam, options.tokens, pad_id=0)
 
 
 def measure(

@@ -1,27 +1,23 @@
 """Beam-search translation of many sentences, in length-bucketed batches."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
-from prunecli.errors import CheckpointError
 from prunecli.evaluation.on_text import DecodingOptions as DecodingOptions
 from prunecli.modules.logits import vocabulary_size
-from prunecli.private import pytree, reorders_own_cache
+from prunecli.private import reorders_own_cache
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.encoding import filling, length_limit, max_positions, require_task
+from prunecli.running.encoding import filling, length_limit, max_positions, output_language, require_task
 from prunecli.running.runner import Advance, ignored
 from prunecli.text.batching import length_bucketed, pad
-from prunecli.text.tokens import Tokenizer, encode, language_id, languages
+from prunecli.text.tokens import Tokenizer, encode
 
 Rows = list[list[int]]
 """Ids of tokens, or positions of sentences, of each batch or example."""
-_OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
-"""Ends of the names of settings that hold token ids."""
 
 
 class Translation(NamedTuple):
@@ -60,17 +56,15 @@ def batched_search(
     vocabulary = vocabulary_size(model.config)
     sources = encode(tokenizer, sentences, pair[0], max_length=longest, vocabulary=vocabulary)
     padding, equal = filling(model, tokenizer)
-    settings = {}
-    if languages(tokenizer):
-        settings["forced_bos_token_id"] = language_id(tokenizer, pair[1], vocabulary)
+    settings = output_language(tokenizer, model, pair[1])
 
     def search(batch: Sequence[int]) -> list[Translation]:
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
         made = generate(model, [sources[i] for i in batch], padding, options.beam, limit, **settings)
         texts, ends = tokenizer.batch_decode(made, skip_special_tokens=True), end_ids(model, tokenizer)
-        # The first id starts the decoder; in NLLB it is the end token itself.
+        # The first id starts the decoder; in NLLB it is the end token itself. BART puts one where the limit is.
         return [
-            Translation(text.strip(), not ends.isdisjoint(ids[1:]))
+            Translation(text.strip(), not ends.isdisjoint(ids[1:limit]))
             for text, ids in zip(texts, made, strict=True)
         ]
 
@@ -128,7 +122,7 @@ def generate(
     is_pair = getattr(model.config, "is_encoder_decoder", False)
     require_task(model, "translation" if is_pair else "lm")
     ids, mask = pad(sources, pad_id, left=not is_pair)
-    with torch.inference_mode(), sound_settings(model):
+    with torch.inference_mode():
         outputs = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
@@ -136,41 +130,13 @@ def generate(
             do_sample=False,
             max_length=None,
             max_new_tokens=limit,
+            num_return_sequences=1,
+            return_dict_in_generate=False,
             **beam_cache(model),
             **settings,
         )
     rows: Rows = outputs.tolist()
     return rows
-
-
-@contextmanager
-def sound_settings(model: Any) -> Iterator[None]:
-    """Name the token of generation_config.json that the model lacks, if `generate` fails in the block because of it.
-
-    Checked only after a failure: most invalid values have no effect.
-
-    Raises:
-        CheckpointError: there is one.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        size = vocabulary_size(model.config, output=True)
-        for key, value in vars(model.generation_config).items():
-            if (
-                size is not None
-                and key.endswith(_OF_TOKENS)
-                and any(
-                    type(one) is not int or not 0 <= one < size
-                    for one in pytree().tree_leaves(value)
-                    if not isinstance(one, float | None)  # a bias
-                )
-            ):
-                raise CheckpointError(
-                    f"generation_config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
-                    "Correct the value.",
-                ) from error
-        raise
 
 
 def beam_cache(model: Any) -> dict[str, Any]:

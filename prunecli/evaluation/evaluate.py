@@ -45,7 +45,7 @@ from prunecli.tensors.transaction import Store, digest, partial_path, refuse_unw
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of_all
 from prunecli.text.files import lines_sha256
 from prunecli.text.parallel import ParallelText, groups_of, pair_name, read_groups
-from prunecli.text.tokens import language_id, languages, load_tokenizer
+from prunecli.text.tokens import encode, load_tokenizer
 
 EXAMPLE_CANDIDATES = 200
 """Sentences of all pairs among which the examples are chosen, spread evenly."""
@@ -138,9 +138,8 @@ class TranslationTask(Task):
         left = [name for name, done in found.items() if done is None]
         if left:
             tokenizer = load_tokenizer(checkpoint.path)
-            if languages(tokenizer):
-                for language in {*chain(*(self.names[name] for name in left))}:
-                    language_id(tokenizer, language)  # refused before the model is loaded
+            for language in {*chain(*(self.names[name] for name in left))}:
+                encode(tokenizer, [], language)  # refused before the model is loaded
             device, dtype, load = options.device, options.dtype, options.decoding.load
             model = load_for_decoding(checkpoint.path, device=device, dtype=dtype, load=load)
             with self.progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:

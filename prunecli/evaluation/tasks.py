@@ -246,7 +246,8 @@ class Classification(ModelTask):
         batches = examples.batches(self.options.batch_tokens)
         line, forward = (f"{label}: classifying", len(text), "examples"), partial(class_logits, runner.model)
         logits = torch.from_numpy(outputs_of(runner, batches, forward, line, self.progress))
-        right = torch.tensor(label_ids(text, names))
+        right = examples.labels
+        assert isinstance(right, Tensor)
         losses = functional.cross_entropy(logits, right, reduction="none")
         require_finite(losses, Batch({}, right, tuple(range(len(text)))))
         chosen, labels = logits.argmax(dim=1).numpy(), right.numpy()  # of equal logits the first

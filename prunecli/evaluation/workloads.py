@@ -10,20 +10,19 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load
 from prunecli.modules.building import assemble
-from prunecli.modules.classes import own_config, stock_class
 from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_for_decoding, load_model
 from prunecli.modules.logits import vocabulary_size
@@ -33,6 +32,7 @@ from prunecli.running.encoding import (
     embedding_examples,
     labelled_examples,
     max_positions,
+    output_language,
     packed_examples,
     padding_id,
     position_count,
@@ -43,7 +43,7 @@ from prunecli.running.examples import TokenExamples
 from prunecli.text.choice import Dataset, all_texts
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, PlainText, bounded
-from prunecli.text.tokens import Tokenizer, encode, language_id, languages, load_tokenizer
+from prunecli.text.tokens import Tokenizer, encode, load_tokenizer
 
 Phase = Literal["prefill", "decode"] | None
 """None: the whole pass, for tasks without phases."""
@@ -103,14 +103,14 @@ class Decoding(Workload):
     Attributes:
         pad_id: padding token of a batch.
         new_tokens: length of each output.
-        forced_id: first output token (the target language), or None.
+        settings: arguments of `generate` for the target language.
         has_prompts: of a language model, whose prefill is timed apart: the prompt's pass, which gives the first new
             token; the decoding is the `new_tokens` passes after it, of one token each.
     """
 
     pad_id: int
     new_tokens: int
-    forced_id: int | None = None
+    settings: Mapping[str, int] = field(default_factory=dict)
     has_prompts: bool = False
 
     @property
@@ -132,7 +132,7 @@ class Decoding(Workload):
 
         watch = StoppingCriteriaList([note_the_first_token] if self.has_prompts else [])
         count = self.new_tokens + self.has_prompts
-        decode(model, self.rows, beam, count, self.pad_id, self.forced_id, stopping_criteria=watch)
+        decode(model, self.rows, beam, count, self.pad_id, stopping_criteria=watch, **self.settings)
         times.append(finished_at(model))
         spans = [end - start for start, end in pairwise(times)]
         return dict(zip(self.tokens, spans, strict=True))
@@ -183,7 +183,7 @@ def finished_at(model: Any) -> float:
 
 
 def decode(
-    model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, forced_id: int | None, **more: Any
+    model: Any, sources: Rows, beam: int, new_tokens: int, pad_id: int, **more: Any
 ) -> list[list[int]]:
     """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start or the prompt."""
     from transformers import LogitsProcessorList
@@ -199,8 +199,6 @@ def decode(
         more["min_new_tokens"] = new_tokens
     else:  # `min_new_tokens` searches the vocabulary for the end at every step: at batch 1 as long as a layer takes
         more["logits_processor"] = LogitsProcessorList([hold_back])
-    if forced_id is not None:
-        more["forced_bos_token_id"] = forced_id
     return generate(model, sources, pad_id, beam, new_tokens, **more)
 
 
@@ -272,13 +270,14 @@ def _prompts(
         ids = text_examples(tokenizer, model, beginning, length, whole=True).ids
     else:
         ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
-    rows = [row[:room] for row in ids.rows() if context in (None, len(row))][:count]
+    found = map(ids.__getitem__, range(len(ids)))
+    rows = [row[:room].tolist() for row in found if context in (None, len(row))][:count]
     if len(rows) < count:
         raise DataError(
             f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {length:,} tokens, {count:,} are needed",
             "Give more text, a smaller `context`, or fewer `sentences`.",
         )
-    return Decoding(tuple(rows), padding_id(model, tokenizer), new_tokens, has_prompts=True)
+    return Decoding(rows, padding_id(model, tokenizer), new_tokens, has_prompts=True)
 
 
 def decoding(
@@ -289,27 +288,15 @@ def decoding(
     Raises:
         UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
     """
-    stock = stock_class(checkpoint)
-    if not stock.can_generate():
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
-            "Name a checkpoint of a translation or language model, or give the text of its task: `files` or "
-            "`labelled`.",
-        )
-    config = own_config(checkpoint, stock)  # with its own names and defaults
-    tokenizer = load_tokenizer(checkpoint.path)
-    vocabulary = vocabulary_size(config)
-    forced = language_id(tokenizer, pair[1], vocabulary) if languages(tokenizer) else None
-    limit = max_positions(config)  # None: no limit
+    model, tokenizer = assemble(checkpoint, torch.float32), load_tokenizer(checkpoint.path)
+    require_task(model, "translation")
+    limit = max_positions(model.config)  # None: no limit
     if limit is not None:
         _require_positions(checkpoint, new_tokens, limit)
+    vocabulary = vocabulary_size(model.config)
     ids = encode(tokenizer, sentences, pair[0], max_length=limit, vocabulary=vocabulary)
-    if limit is not None and not getattr(config, "is_encoder_decoder", False):  # shared with the output
-        ids = [row[: limit - new_tokens] for row in ids]
-    pad_id = tokenizer.pad_token_id
-    has_row = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
-    # Padding is masked: without a padding token, any token serves.
-    return Decoding(tuple(map(tuple, ids)), pad_id if has_row else 0, new_tokens, forced)
+    padding, settings = padding_id(model, tokenizer), output_language(tokenizer, model, pair[1])
+    return Decoding(tuple(map(tuple, ids)), padding, new_tokens, settings)
 
 
 def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> None:

@@ -20,10 +20,10 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences, TokenExamples
-from prunecli.text.choice import TASKS, TaskName, has_decoder
+from prunecli.text.choice import TASKS, TaskName, has_decoder, sees_ahead
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, label_ids
-from prunecli.text.tokens import encode, require_rows, tokenized
+from prunecli.text.tokens import encode, language_id, languages, require_rows, tokenized
 
 MIXING = (
     "convbert",
@@ -60,7 +60,7 @@ def require_task(model: Any, task: TaskName) -> None:
         "translation": generates and is_pair and reads_text,
         "classification": name.endswith("ForSequenceClassification"),
         "mlm": name.endswith(("ForMaskedLM", "WithLMHeadModel")),  # the latter: XLM, FlauBERT
-        "lm": generates and not is_pair,
+        "lm": generates and not is_pair and not sees_ahead(model.config),
         "embedding": not is_pair,
     }
     if not able[task]:
@@ -68,6 +68,8 @@ def require_task(model: Any, task: TaskName) -> None:
         lacking = (
             "an encoder with a decoder, so that a text has no vector"
             if task == "embedding"
+            else "a head that sees the tokens that it is to predict"
+            if task == "lm" and generates and not is_pair
             else "no head for it"
             if reads_text
             else f"{model.main_input_name} in the place of text"
@@ -209,6 +211,21 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
             f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
         ) from error
     raise UnsupportedModelError(f"{type(model).__name__} does not say how its decoder's inputs are made")
+
+
+def output_language(tokenizer: Any, model: Any, language: str) -> dict[str, int]:
+    """Argument of `generate` by which outputs are in `language`; nothing where the tokenizer knows no languages.
+
+    Raises:
+        DataError: the tokenizer has language tokens, but not this one.
+        CheckpointError: the model's table has no row for it.
+    """
+    if not languages(tokenizer):
+        return {}
+    number = language_id(tokenizer, language, vocabulary_size(model.config))
+    # The shift of mBART-25 and PLBart puts the language, the last token of a text, at the beginning.
+    inputs = decoder_inputs(model, torch.tensor(encode(tokenizer, [""], language, as_target=True)))
+    return {"decoder_start_token_id" if inputs[0, 0] == number else "forced_bos_token_id": number}
 
 
 def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenExamples:

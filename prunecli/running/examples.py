@@ -101,10 +101,6 @@ class Sequences:
     def __getitem__(self, row: int) -> NDArray[np.int32]:
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
-    def rows(self) -> tuple[tuple[int, ...], ...]:
-        """The ids of each sequence."""
-        return tuple(tuple(self[row].tolist()) for row in range(len(self)))
-
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""

@@ -58,6 +58,17 @@ def has_decoder(name: str, *, is_pair: bool) -> bool:
     return is_pair and not name.endswith("EncoderModel")
 
 
+def sees_ahead(config: Any) -> bool:
+    """Whether a class for language models sees the tokens that it predicts: XLNet, and a BERT that is no decoder.
+
+    Other configs may say that they are no decoder, and their classes do not read it; those of BART's kin set it.
+    """
+    kind = type(config)
+    reads = getattr(kind, "is_decoder", None) is False and not kind.is_encoder_decoder
+    is_encoder = reads and not config.is_decoder and not config.model_type.startswith(("gpt_neox", "trocr"))
+    return is_encoder or config.model_type in ("cpmant", "xlnet")
+
+
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
     """The task of a class of transformers.
 
@@ -74,10 +85,13 @@ def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
 
 def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     """The task of a checkpoint's model."""
-    from prunecli.modules.classes import stock_class
+    from prunecli.modules.classes import own_config, stock_class
 
     is_pair = not checkpoint.runs_stock or checkpoint.config.get("is_encoder_decoder") is True
-    return task_of_class(stock_class(checkpoint).__name__, is_pair=is_pair)
+    stock = stock_class(checkpoint)
+    task = task_of_class(stock.__name__, is_pair=is_pair)
+    is_blind = task != "lm" or not sees_ahead(own_config(checkpoint, stock))
+    return task if is_blind else "feature-extraction"
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:

@@ -348,7 +348,7 @@ def read_labelled(path: Path) -> LabelledText:
         row: list[Any] = [
             fields.get(name) for name in FIELDS if name != "text_b" or fields.get(name) is not None
         ]
-        row[0] = str(row[0]) if type(row[0]) is int else row[0]
+        row[0] = str(row[0]) if type(row[0]) in (int, float) else row[0]
         for what, value in zip(("label", "text", "text"), row, strict=False):
             if not isinstance(value, str) or not value.strip():
                 raise DataError(f"{where}: no {what}", _REMEDY)

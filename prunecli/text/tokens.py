@@ -75,9 +75,11 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
-    kinds = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-    plain = {getattr(tokenizer, f"{kind}_token") for kind in kinds}
-    names = {str(name) for name in tokenizer.all_special_tokens} | set(tokenizer.get_added_vocab())
+    if hasattr(tokenizer, "lang_code_to_token"):  # M2M-100: `en`, which is `__en__`
+        return tuple(sorted(tokenizer.lang_code_to_token))
+    plain = {*tokenizer.special_tokens_map.values()}
+    # Other added tokens are words.
+    names = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
 
 
@@ -97,7 +99,8 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
             f"unknown language {language!r}: the model's tokenizer lacks it",
             f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
-    number = int(tokenizer.convert_tokens_to_ids(language))
+    token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
+    number = int(tokenizer.convert_tokens_to_ids(token))
     require_rows(tokenizer, [[number]], vocabulary)
     return number
 
@@ -128,7 +131,7 @@ def encode(
     if hasattr(tokenizer, "src_lang") and languages(tokenizer):
         language_id(tokenizer, language)
         setattr(tokenizer, "tgt_lang" if as_target else "src_lang", language)
-    if as_target and hasattr(tokenizer, "get_tgt_vocab"):  # FSMT's tokenizer takes every text for a source
+    if as_target and hasattr(tokenizer, "tgt_vocab_file"):  # FSMT's tokenizer takes every text for a source
         tokenizer = copy(tokenizer)
         tokenizer.encoder = {token: number for number, token in tokenizer.decoder.items()}
         tokenizer.src_lang = tokenizer.tgt_lang

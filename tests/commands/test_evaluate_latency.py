@@ -50,7 +50,7 @@ def test_refused(refusal):
 
 def test_a_model_that_generates_nothing_is_refused():
     tiny_family("encoder", "bert")
-    refused(run("encoder", QUICK, "--sentences 2"), "ForMaskedLM, which generates no text", 1)
+    refused(run("encoder", QUICK, "--sentences 2"), "ForMaskedLM, which has no head for it", 1)
     refused(run("encoder"), "task mlm needs text")
 
 

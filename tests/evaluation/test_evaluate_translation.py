@@ -211,6 +211,10 @@ def test_an_output_without_end_token_was_ended_by_the_limit(loaded, monkeypatch)
     assert made == [Translation("aa", finished=False), Translation("a", finished=True)]
     settings = generate.call_args.kwargs
     assert (settings["forced_bos_token_id"], settings["max_new_tokens"]) == (french, length_limit(3, 64))
+    assert (settings["num_return_sequences"], settings["return_dict_in_generate"]) == (1, False)
+    # BART's `forced_eos_token_id` ends an output that has come to the limit.
+    made = translate(model, tokenizer, ["a", "a"], PAIR, DecodingOptions(2, max_new_tokens=3))
+    assert not any(one.finished for one in made)
 
 
 def test_a_model_that_generates_nothing_is_refused(loaded):

@@ -1,14 +1,17 @@
+from contextlib import nullcontext
 from itertools import permutations, product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 import transformers
 from torch.nn import functional
 
-from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.batches import text_windows
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import Pooling
 from prunecli.running import encoding
 from prunecli.running.encoding import (
@@ -16,16 +19,20 @@ from prunecli.running.encoding import (
     labelled_examples,
     lm_windows,
     mlm_examples,
+    output_language,
     packed_examples,
     padding_id,
+    require_task,
     text_examples,
     translation_examples,
 )
 from prunecli.running.examples import Examples
+from prunecli.text.choice import training_task_of
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import Corpus, LabelledText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import cutting, tiny, tiny_family
+from tests.methods.vocabulary.makers import m2m_100
 from tests.opening import load
 from tests.reference.losses import causal_nll
 from tests.tiny import write_plain_tokenizer
@@ -65,17 +72,13 @@ def test_each_language_is_tokenised_once_in_each_role(models, monkeypatch):
     one_by_one = [
         whole(translation_examples(tokenizer, model, text, [pair], skip_blank=True)) for pair in pairs
     ]
-    seen = []
-
-    def watched(tokenizer, sentences, language, *, as_target=False, **options):
-        seen.extend((sentence, language, as_target) for sentence in sentences)
-        return encode(tokenizer, sentences, language, as_target=as_target, **options)
-
+    watched = Mock(side_effect=encode)
     monkeypatch.setattr(encoding, "encode", watched)
     monkeypatch.setattr(encoding, "AT_ONCE", 2)
     made = translation_examples(tokenizer, model, text, pairs, skip_blank=True)
-    assert len(seen) == len(set(seen))
-    assert {(language, role) for _, language, role in seen} == {*product(text.languages, (False, True))}
+    roles = [(call.args[2], call.kwargs["as_target"], *call.args[1]) for call in watched.call_args_list]
+    assert len(roles) == len(set(roles)) == 12  # two calls for the three lines of each
+    assert {role[:2] for role in roles} == {*product(text.languages, (False, True))}
     start = 0
     for expected in one_by_one:
         rows = range(start, start := start + len(expected["labels"]))
@@ -115,6 +118,20 @@ def test_a_context_beyond_the_positions_is_refused(make):
     tokenizer, model = opened(tiny_family("model", "llama" if make is packed_examples else "bert"))
     with pytest.raises(UsageError, match=r"context=99`: the model has 6[46] positions"):
         make(tokenizer, model, ["the hen"], 99)
+
+
+def test_outputs_begin_as_the_targets_of_training_do():
+    """M2M-100 calls a language what is no token, and mBART-25 puts it behind texts, from where its shift takes it."""
+    tokenizer, model = opened(m2m_100(Path("m2m")))
+    german = tokenizer.get_lang_id("de")
+    assert output_language(tokenizer, model, "de") == {"forced_bos_token_id": german}
+    assert [encode(tokenizer, ["die"], "de", as_target=side)[0][0] for side in (False, True)] == [german] * 2
+    model = load(tiny_family("mbart", "mbart"))
+    tokenizer = transformers.MBartTokenizer(
+        vocab=[(token, 0.0) for token in ["<s>", "<pad>", "</s>", "<unk>", "a"]]
+    )
+    german = tokenizer.convert_tokens_to_ids("de_DE")
+    assert output_language(tokenizer, model, "de_DE") == {"decoder_start_token_id": german}
 
 
 def test_labelled_texts():
@@ -203,11 +220,6 @@ def make(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def searching(make):
-    return make("m2m_100")
-
-
 USES = {
     "sentences": ("m2m_100", lambda words, model: translation_examples(words, model, TEXT, [PAIR])),
     "translation": ("m2m_100", lambda words, model: translate(model, words, LINES, PAIR, DecodingOptions())),
@@ -280,23 +292,6 @@ def test_a_padding_token_of_the_tokenizer_alone_is_not_used(make):
     model.config.pad_token_id = None
     assert tokenizer.pad_token_id == model.config.vocab_size
     assert padding_id(model, tokenizer) == tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("decoder_start_token_id", 99),
-        ("forced_eos_token_id", [2, 99]),
-        ("eos_token_id", "x"),
-        ("bad_words_ids", [[99]]),
-        ("sequence_bias", [[[99], 1.0]]),
-    ],
-)
-def test_tokens_of_the_generation_config_that_a_search_fails_over(searching, key, value, monkeypatch):
-    tokenizer, model = searching
-    monkeypatch.setattr(model.generation_config, key, value)
-    with pytest.raises(CheckpointError, match=rf"generation_config.json: {key} is .*(99|'x')"):
-        translate(model, tokenizer, ["a"], PAIR, DecodingOptions(beam=1, max_new_tokens=3))
 
 
 @pytest.mark.parametrize(("key", "value"), [("pad_token_id", -7), ("decoder_start_token_id", -1)])
@@ -375,3 +370,18 @@ def test_all_positions_are_counted_and_no_more(model_type):
     model(input_ids=ids[:, :-1])
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=ids)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "cpmant", "gpt_neox", "llama", "opt", "xlnet"])
+def test_classes_that_see_the_next_token_do_not_predict_it(model_type):
+    config = tiny.tiny_config(model_type, "causal")
+    config.is_decoder = False
+    model = tiny.drawn(tiny.auto_class(model_type, "causal"), config)
+    ids = torch.arange(10, 20)[None]
+    with torch.no_grad():
+        one, other = (model(input_ids=functional.pad(ids, (0, 1), value=last))[0][:, :9] for last in (5, 6))
+    sees = float((one - other).abs().max()) > 1e-6
+    model.save_pretrained("model")
+    assert training_task_of(open_model("model")) == ("feature-extraction" if sees else "lm")
+    with pytest.raises(UnsupportedModelError, match="sees the tokens") if sees else nullcontext():
+        require_task(model, "lm")

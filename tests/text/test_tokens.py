@@ -1,6 +1,6 @@
 import itertools
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,8 @@ from prunecli.errors import CheckpointError, DataError, TextWarning, Unsupported
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 from tests.families import tiny_family
-from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json
+from tests.methods.vocabulary.makers import marian
+from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json, write_plain_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +22,14 @@ def tokenizer(shared_path):
 
 
 def test_language_token_first_and_end_token_last(tokenizer):
-    rows = encode(tokenizer, ["the hat", ""], "fra_Latn", max_length=None)
-    french, end = language_id(tokenizer, "fra_Latn"), tokenizer.eos_token_id
-    assert [row[0] for row in rows] == [french, french]
-    assert [row[-1] for row in rows] == [end, end]
-    assert rows[1] == [french, end]
-
-
-def test_target_side_carries_the_target_language_and_leaves_the_source_side_alone(tokenizer):
-    before = encode(tokenizer, ["the hat"], "eng_Latn")
-    target = encode(tokenizer, ["the hat"], "deu_Latn", as_target=True)
-    assert target[0][0] == language_id(tokenizer, "deu_Latn")
-    assert target[0][1:] == before[0][1:]
-    assert encode(tokenizer, ["the hat"], "eng_Latn") == before
+    french, german = (language_id(tokenizer, name) for name in ("fra_Latn", "deu_Latn"))
+    source, target = (
+        encode(tokenizer, ["the hat", ""], name, as_target=name == "deu_Latn")
+        for name in ("fra_Latn", "deu_Latn")
+    )
+    assert (source[1], target[1]) == ([french, tokenizer.eos_token_id], [german, tokenizer.eos_token_id])
+    assert (source[0][0], target[0]) == (french, [german, *source[0][1:]])
+    assert encode(tokenizer, ["the hat", ""], "fra_Latn") == source
 
 
 def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
@@ -46,22 +42,13 @@ def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
 class TwoVocabularies:
     """A tokenizer like FSMT's, which takes every text for one of the source language."""
 
-    src_lang, tgt_lang = "en", "de"
-    all_special_tokens, name_or_path = (), "here"
+    src_lang, tgt_lang, tgt_vocab_file, name_or_path = "en", "de", "b", "here"
     unk_token_id = bos_token_id = eos_token_id = pad_token_id = None
 
     def __init__(self):
         self.encoder = {"a": 0, "b": 1}
         self.decoder = {0: "b", 1: "c", 2: "a"}
-        vars(self).update(
-            dict.fromkeys(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "cls", "sep", "mask"))
-        )
-
-    def get_added_vocab(self):
-        return {}
-
-    def get_tgt_vocab(self):
-        return self.decoder
+        self.added_tokens_decoder = self.special_tokens_map = {}
 
     def __call__(self, *, text=None, text_target=None):
         assert self.src_lang == ("en" if text else "de")
@@ -73,6 +60,19 @@ def test_a_tokenizer_with_two_vocabularies_reads_targets_by_the_second():
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
     assert encode(tokenizer, ["abc"], "de", as_target=True) == [[2, 0, 1]]
     assert encode(tokenizer, ["ab"], "en") == [[0, 1]]
+
+
+def test_targets_of_marian_are_cut_by_its_second_model():
+    tokenizer = load_tokenizer(marian(Path()))
+    german = encode(tokenizer, ["die alte"], "de", as_target=True)
+    assert german == tokenizer(text_target=["die alte"])["input_ids"] != encode(tokenizer, ["die alte"], "en")
+
+
+def test_a_word_that_was_added_is_no_language():
+    write_plain_tokenizer(Path())
+    tokenizer = load_tokenizer(Path())
+    tokenizer.add_tokens(["covid"])
+    assert languages(tokenizer) == ()
 
 
 def test_text_of_unknown_tokens_warns(tokenizer):
@@ -174,20 +174,14 @@ def test_both_sides_together_are_the_text(length):
     assert len(used) == max(1, min(round(hidden / 3), 100))
 
 
-class _Tokenizer:
-    eos_token_id = END
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-
-    def get_vocab(self) -> dict[str, Any]:
-        return {name: number for number, name in enumerate(self._names)}
+def _tokenizer(*names: str) -> Mock:
+    return Mock(eos_token_id=END, get_vocab=lambda: {name: number for number, name in enumerate(names)})
 
 
 def test_sentinels_are_the_tokenizers_in_order():
-    assert marks_of(_Tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
+    assert marks_of(_tokenizer("<extra_id_1>", "a", "<extra_id_0>", "<extra_id_3>")) == Marks((2, 0), END)
 
 
 def test_a_tokenizer_without_sentinels_is_refused():
     with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
-        marks_of(_Tokenizer("a"))
+        marks_of(_tokenizer("a"))

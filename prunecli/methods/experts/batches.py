@@ -33,6 +33,7 @@ from prunecli.running.encoding import (
     decoder_inputs,
     filling,
     length_limit,
+    output_language,
     padding_id,
     require_task,
     require_tokens,
@@ -166,7 +167,7 @@ class Translation:
                     max(longest),
                     # generate changes this object: a new one for each target
                     encoder_outputs=MoEModelOutput(last_hidden_state=encoded()),
-                    forced_bos_token_id=language_id(tokenizer, target, config.vocab_size),
+                    **output_language(tokenizer, model, target),
                 )
 
         def ids_of(language: str, as_target: bool) -> Sequences:
