@@ -70,12 +70,14 @@ class Pooling:
         steps: what is done with the vectors then, one after another.
         max_tokens: longest text, cut there; if None, what the model takes.
         lower_case: whether texts are lower-cased first.
+        prompt: what is put before each text.
     """
 
     modes: tuple[str, ...] = ("mean",)
     steps: tuple[Step, ...] = ()
     max_tokens: int | None = None
     lower_case: bool = False
+    prompt: str = ""
 
     def __call__(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """A vector for each text.
@@ -118,6 +120,9 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
     steps: list[Step] = []
+    about = home / "config_sentence_transformers.json"
+    stated = read_object(about) if about.is_file() else {}
+    prompt = (stated.get("prompts") or {}).get(stated.get("default_prompt_name"), "")
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
         folder = home / _folder_of(entry, home)
@@ -128,6 +133,8 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
             raise UnsupportedModelError(
                 f"{config}: a {kind} of tokens, or around which vectors go, is not known"
             )
+        if prompt and settings.get("include_prompt") is False:
+            raise UnsupportedModelError(f"{config}: a {kind} without the tokens of the prompt is not known")
         if kind == "Pooling":
             named = settings.get("pooling_mode")
             if named is None:
@@ -142,14 +149,15 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
             steps.append(functional.normalize)
         elif kind not in ("Transformer", "Dropout"):
             raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
-    about = next(iter(sorted(directory.glob("sentence_*_config.json"))), None)
-    settings = {} if about is None else read_object(about)
+    lengths = next(iter(sorted(directory.glob("sentence_*_config.json"))), None)
+    settings = {} if lengths is None else read_object(lengths)
     longest = settings.get("max_seq_length")
     return Pooling(
         modes,
         tuple(steps),
         longest if type(longest) is int and longest > 0 else None,
         settings.get("do_lower_case") is True,
+        prompt,
     )
 
 

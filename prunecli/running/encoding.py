@@ -291,7 +291,7 @@ def embedding_examples(
     """Texts whose vectors are made; each counts once, so that the class 0 of all stands for no label.
 
     Args:
-        pooling: says whether texts are lower-cased, and where they are cut.
+        pooling: says what is put before texts, whether they are lower-cased, and where they are cut.
         context: tokens that a text is cut to instead.
 
     Raises:
@@ -302,7 +302,8 @@ def embedding_examples(
     require_task(model, "embedding")
     if context is None and pooling.max_tokens is not None:
         context = min(pooling.max_tokens, window_length(model, tokenizer))
-    given = [text.lower() for text in texts] if pooling.lower_case else texts
+    given = [f"{pooling.prompt}{text}" for text in texts]
+    given = [text.lower() for text in given] if pooling.lower_case else given
     examples = text_examples(tokenizer, model, given, context, skip_empty=False)
     return replace(examples, labels=torch.zeros(len(texts), dtype=torch.int64))
 

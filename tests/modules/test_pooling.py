@@ -1,6 +1,7 @@
 """A text's vector from its tokens' hidden states, beside a loop over texts and tokens."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.modules.pooling import MODES, Pooling, read_pooling
+from prunecli.running.encoding import embedding_examples
+from prunecli.text.tokens import load_tokenizer
 from tests.sentence_model import sentence_model
+from tests.tiny import change_json, write_plain_tokenizer
 
 LOOPS = {
     "cls": lambda tokens: tokens[0],
@@ -124,6 +129,20 @@ def test_modules_follow_one_another():
     torch.testing.assert_close(vector().norm(), torch.tensor(1.0))
     (model / "modules.json").write_text(json.dumps([*others, norm, dense]))
     assert vector().norm() > 1.1
+
+
+def test_the_default_prompt_is_put_before_texts():
+    model = sentence_model("model")
+    prompts = {"prompts": {"query": "the hat "}, "default_prompt_name": "query"}
+    (model / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    write_plain_tokenizer(".")
+    tokenizer, bert, pooling = load_tokenizer(Path()), AutoModel.from_pretrained(model), read_pooling(model)
+    found = embedding_examples(tokenizer, bert, pooling, ["the hen"], None)
+    expected = embedding_examples(tokenizer, bert, replace(pooling, prompt=""), ["the hat the hen"], None)
+    assert found.ids[0].tolist() == expected.ids[0].tolist()
+    change_json(model / "1_Pooling" / "config.json", include_prompt=False)
+    with pytest.raises(UnsupportedModelError, match="of the prompt"):
+        read_pooling(model)
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())
