@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
 
 
-ABOUT_A_MINUTE = 2400
-"""Translations of the demo model and of models pruned from it that take about a minute on one core.
-
-The demo model makes 130 a second; models that are pruned too far make 25, since their outputs run on.
-"""
 PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
 LONGEST_EXAMPLE = 200
@@ -55,14 +50,16 @@ def evaluate(options: Evaluate) -> None:
     if options.memory is not None:
         ask_huge_pages()  # before torch is imported
 
-    named = options.checkpoints
-    is_limitless = named or options.data or options.source_file or options.max_sentences
-    options = options.with_text(options.text).updated(
-        most_translations=None if is_limitless else ABOUT_A_MINUTE
-    )
+    from prunecli.results.evaluation import LEAST
+
+    options = options.with_text(options.text)
+    is_demo = options.demo_model == "translation" and not options.checkpoints
+    if is_demo and options.max_sentences is None and {*options.given} <= {"langs", "pairs"}:
+        console.note(f"{LEAST} sentences of each pair of languages; --max-sentences takes more.")
+        options = options.updated(max_sentences=LEAST)
     if processes.rank() == 0:  # which alone writes
         options.check_outputs()
-    labels = labels_for(checkpoints_or_demo(named, options.demo_model))
+    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
     result = prunecli.evaluate(
         labels,
         options,

@@ -39,7 +39,7 @@ from prunecli.modules.fitting import COMPUTE
 from prunecli.modules.loading import load_for_decoding
 from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.results.document import Json, sizes
-from prunecli.results.evaluation import LEAST, Evaluation
+from prunecli.results.evaluation import Evaluation
 from prunecli.tensors.quantities import counted
 from prunecli.tensors.transaction import Store, digest, partial_path, refuse_unwritable
 from prunecli.text.choice import Dataset, TaskName, TextChoice, task_of_all
@@ -353,8 +353,6 @@ def evaluate(
                     "(`pairs` takes others)."
                 )
             data = replace(data, pairs=kept)
-    if task == "translation" and options.most_translations is not None:
-        data = _at_most(options.most_translations, len(paths), data, say)
     try:
         with processes.together() as group:
             with group.in_step():
@@ -376,18 +374,3 @@ def evaluate(
         if output is not None and task == "translation" and partial_path(output).is_file():
             say("Finished pairs are kept: the same command resumes from them.")
         raise
-
-
-def _at_most(count: int, checkpoints: int, data: Dataset, say: Say) -> Dataset:
-    """Limit the number of translations: fewer sentences, down to those that a test needs; then every n-th pair."""
-    text, pairs = data.text, data.pairs
-    assert isinstance(text, ParallelText)
-    sentences = min(len(text), max(LEAST, count // (checkpoints * len(pairs))))
-    pairs = pairs[:: -(-checkpoints * len(pairs) * sentences // count)]
-    if (sentences, pairs) == (len(text), data.pairs):
-        return data
-    say(
-        f"About a minute: {counted(checkpoints, 'checkpoint')} x {len(pairs)} of {counted(len(data.pairs), 'pair')} x "
-        f"{sentences} of {counted(len(text), 'sentence')} (`max_sentences` lifts the limit)."
-    )
-    return replace(data, text=text.first(sentences), pairs=pairs)

@@ -40,11 +40,7 @@ RATED = {
 
 
 class EvaluationOptions(RunOptions):
-    """Options of `evaluate`, apart from the checkpoints and the text.
-
-    Attributes:
-        most_translations: limit on the translations of all checkpoints and pairs together; None: no limit.
-    """
+    """Options of `evaluate`, apart from the checkpoints and the text."""
 
     beam: int = compute_option("Beam size; 1 is greedy search.", 4, ge=1)
     batch_tokens: int = compute_option("Padded tokens in a batch; fewer take less memory.", 2048, ge=1)
@@ -115,7 +111,6 @@ class EvaluationOptions(RunOptions):
         metavar="SCORE=X",
         repeated=True,
     )
-    most_translations: int | None = None
 
     @property
     def decoding(self) -> DecodingOptions:

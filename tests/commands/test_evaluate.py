@@ -86,17 +86,9 @@ def test_a_score_below_its_limit_ends_with_status_1(folder, arguments, missed):
     assert "Where the outputs differ most" in ended.out
 
 
-def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken(monkeypatch):
-    monkeypatch.setattr("prunecli.commands.evaluate.ABOUT_A_MINUTE", 30)
-    bare = "--pairs qba_Latn-qka_Latn,qka_Latn-qba_Latn --beam 1 --bootstrap 0"
-    assert (
-        "1 checkpoint x 1 of 2 pairs x 30 of 200 sentences (--max-sentences lifts the limit)."
-        in done(bare).err
-    )
+def test_without_a_checkpoint_less_of_the_demo_s_text_is_taken():
+    assert "30 sentences of each pair" in done("--pairs qba_Latn-qka_Latn --beam 1 --bootstrap 0").err
     assert json_of("evaluation.json")["data"]["sentences"] == 30
-    monkeypatch.setattr("prunecli.evaluation.evaluate._at_most", None)  # not called
-    monkeypatch.setattr("prunecli.evaluation.evaluate.evaluate", lambda *_, **__: None)
-    assert "the limit" not in done(bare, "--max-sentences 200 --force").err
 
 
 ALL = f"--data data --pairs {','.join(f'{a}-{b}' for a in TEXT for b in TEXT if a != b)}"

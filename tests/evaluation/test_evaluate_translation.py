@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -82,18 +81,6 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, monkeypatch):
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
     assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu", "comet"}
-
-
-@pytest.mark.parametrize(
-    ("most", "sentences", "pairs"),
-    [(2 * 2 * 80, 80, 2), (2 * 2 * 60 - 1, 59, 2), (2 * 30, 30, 1), (1, 30, 1)],
-)
-def test_fewer_sentences_then_fewer_pairs(checkpoints, good_and_bad, most, sentences, pairs):
-    text = ParallelText("test", {name: lines * 27 for name, lines in TEXT.sentences.items()}).first(80)
-    options, said = OPTIONS.updated(most_translations=most, samples=0), []
-    made = evaluate(checkpoints, replace(DATA, text=text), options, say=said.append)
-    assert (made.data["sentences"], len(made.pairs)) == (sentences, pairs)
-    assert any("lifts the limit" in line for line in said) == ((sentences, pairs) != (80, 2))
 
 
 def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, monkeypatch):
