@@ -53,13 +53,13 @@ def evaluate(options: Evaluate) -> None:
     from prunecli.results.evaluation import LEAST
 
     options = options.with_text(options.text)
+    if processes.rank() == 0:  # which alone writes
+        options.check_outputs()
+    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
     is_demo = options.demo_model == "translation" and not options.checkpoints
     if is_demo and options.max_sentences is None and {*options.given} <= {"langs", "pairs"}:
         console.note(f"{LEAST} sentences of each pair of languages; --max-sentences takes more.")
         options = options.updated(max_sentences=LEAST)
-    if processes.rank() == 0:  # which alone writes
-        options.check_outputs()
-    labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
     result = prunecli.evaluate(
         labels,
         options,
