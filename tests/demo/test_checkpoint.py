@@ -5,7 +5,7 @@ import torch
 from sacrebleu.metrics import CHRF
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from prunecli.demo import CHECKPOINT, DATA, LANGUAGES, LM_CHECKPOINT
+from prunecli.demo import CHECKPOINT, DATA, LM_CHECKPOINT
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.metrics import aggregate, metric_values
@@ -20,6 +20,7 @@ from prunecli.text.tokens import load_tokenizer
 from tests.gates import choose_among
 from tests.tiny import config_of, json_of
 from tools.demo import train
+from tools.demo.languages import BY_CODE
 from tools.demo.model import SIZES
 
 
@@ -43,7 +44,7 @@ def test_the_stock_class_finds_every_tensor():
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
-@pytest.mark.parametrize("code", LANGUAGES)
+@pytest.mark.parametrize("code", BY_CODE)
 def test_the_tokenizer_gives_every_sentence_back(code, config):
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT, src_lang=code, local_files_only=True)
     assert type(tokenizer).__name__ == "NllbTokenizer"

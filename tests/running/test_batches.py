@@ -194,7 +194,7 @@ class _Words:
 
 
 def _model(context):
-    config = SimpleNamespace(max_position_embeddings=context, is_encoder_decoder=False)
+    config = SimpleNamespace(model_type="", max_position_embeddings=context, is_encoder_decoder=False)
     return SimpleNamespace(config=config, can_generate=lambda: True)
 
 
