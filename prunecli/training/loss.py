@@ -23,6 +23,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ from prunecli.tensors.transaction import new_file, refuse_output
 from prunecli.text.choice import HEADLESS, TrainingTask
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 from prunecli.training.options import LossOptions, TrainingOptions
+
+BALANCES = "router_aux_loss_coef", "aux_loss_coef"
+"""What classes call the weight of the term for even use of experts, or their configs where the classes have none."""
 
 
 @dataclass
@@ -97,8 +101,10 @@ class Objective:
         if taught is not None and options.hidden:
             total = total + options.hidden * hidden_distance(logits.outputs, taught.outputs, batch)
         if model.training and (balance := getattr(logits.outputs, "aux_loss", None)) is not None:
-            config = getattr(model, "module", model).config.get_text_config()
-            total = total + config.router_aux_loss_coef * kept.sum() * balance
+            stock = getattr(model, "module", model)
+            places = product((stock, stock.config.get_text_config()), BALANCES)
+            weight = next(getattr(place, name) for place, name in places if hasattr(place, name))
+            total = total + weight * kept.sum() * balance
         return total
 
 

@@ -23,7 +23,7 @@ from prunecli.training.loss import (
     whole_logits,
 )
 from prunecli.training.options import LossOptions
-from tests.families import tiny_family
+from tests.families import tiny, tiny_family
 from tests.opening import load
 from tests.reference.training_loss import divergence, smoothed, softmax, squared_distance
 from tests.stock_mixtures import tiny_mixture
@@ -131,6 +131,19 @@ def test_even_use_of_experts_where_the_config_asks_for_it():
     assert balance > 2.0
     trained = float(objective(model.train(), batch).detach())
     assert trained == pytest.approx(plain + 0.25 * 16 * balance, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("dbrx", "router_aux_loss_coef"), ("jetmoe", "aux_loss_coef")]
+)
+def test_classes_have_other_names_for_its_weight(model_type, name):
+    model = tiny.build(model_type)
+    model.config.output_router_logits = True
+    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    plain, trained = (Objective(LossOptions(0.0))(one(), batch) for one in (model.eval, model.train))
+    added = getattr(model, name) * 18 * model(ids).aux_loss
+    assert float(trained - plain) == pytest.approx(float(added), rel=1e-3)
 
 
 # A file of the teacher's logits teaches what the teacher does.
