@@ -169,7 +169,7 @@ def runner_and_batches(
     *,
     predicting: bool = False,
     pooling: Pooling | None = None,
-    whole: bool = False,
+    whole: bool,
 ) -> tuple[Runner, list[Batch]]:
     """The model, ready to run, and the text in batches of like lengths.
 

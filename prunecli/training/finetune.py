@@ -259,7 +259,7 @@ def require_room(
     options: TrainingOptions,
     device: torch.device,
     process_group: ProcessGroup,
-    say: Say = unsaid,
+    say: Say,
 ) -> None:
     """Say what it takes, and refuse what does not fit.
 

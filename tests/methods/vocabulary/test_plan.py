@@ -179,9 +179,7 @@ def test_one_of_another_tokenizer_is_left_out():
         (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "cut short"),
         (lambda source: change_config(source, model_type="x"), UnsupportedModelError, "family"),
         (
-            lambda source: write_json(
-                source / "modules.json", [{"path": "", "type": "x"}, {"type": "WordWeights"}]
-            ),
+            lambda source: write_json(source / "modules.json", [{"path": "", "type": "WordWeights"}]),
             UnsupportedModelError,
             "for each token",
         ),
