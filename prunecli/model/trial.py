@@ -490,10 +490,8 @@ class Trial:
         Raises:
             ValueError: they make none, so that nothing can be said.
         """
-        found, whole = (
-            self.logits(model, text, cached=cached),
-            self._whole[: len(expected)] if text is None else 0,
-        )
+        found = self.logits(model, text, cached=cached)
+        whole = self._whole[: len(expected)] if text is None else 0
         effect = float((whole - expected).abs().max())
         if effect == 0:
             raise ValueError("the model says the same without them")

@@ -120,8 +120,7 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
     steps: list[Step] = []
-    about = home / "config_sentence_transformers.json"
-    stated = read_object(about) if about.is_file() else {}
+    stated = model_settings(home)
     prompt = (stated.get("prompts") or {}).get(stated.get("default_prompt_name"), "")
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
@@ -159,6 +158,12 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         settings.get("do_lower_case") is True,
         prompt,
     )
+
+
+def model_settings(home: Path) -> dict[str, Any]:
+    """The settings of the sentence-transformers model in a folder: its prompts; empty where it has none."""
+    path = home / "config_sentence_transformers.json"
+    return read_object(path) if path.is_file() else {}
 
 
 def modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:

@@ -64,8 +64,10 @@ def sees_ahead(config: Any) -> bool:
     Other configs may say that they are no decoder, and their classes do not read it; those of BART's kin set it.
     """
     kind = type(config)
-    reads = getattr(kind, "is_decoder", None) is False and not kind.is_encoder_decoder
-    is_encoder = reads and not config.is_decoder and not config.model_type.startswith(("gpt_neox", "trocr"))
+    is_other = config.model_type.startswith(("gpt_neox", "trocr"))
+    is_encoder = getattr(kind, "is_decoder", None) is False and not (
+        kind.is_encoder_decoder or config.is_decoder or is_other
+    )
     return is_encoder or config.model_type in ("cpmant", "xlnet")
 
 

@@ -31,7 +31,7 @@ from prunecli.methods.vocabulary.tokenizer import (
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.find_axes import axes_of, vocabulary_size
-from prunecli.modules.pooling import modules_of
+from prunecli.modules.pooling import model_settings, modules_of
 from prunecli.private import switch_language_side
 from prunecli.progress import Progress, silent
 from prunecli.selection.cut import Selection, selection_of
@@ -70,7 +70,7 @@ def plan_vocabulary(
     with located(checkpoint.path):
         # A model that cannot be trimmed is refused before anything is counted.
         (axis,) = axes_of(checkpoint, "token")
-        _, modules = lenient(modules_of)(checkpoint.path) or ("", ())
+        home, modules = lenient(modules_of)(checkpoint.path) or (checkpoint.path, ())
         if any("WordWeights" in str(module["type"]) for module in modules):
             raise UnsupportedModelError(
                 "WordWeights of modules.json has a weight for each token, by the old ids",
@@ -82,7 +82,7 @@ def plan_vocabulary(
         tokenizer = load_tokenizer(checkpoint.path)
         processor = lenient(lambda: str(parsed(side["chat_template.json"])["chat_template"]))
         tokenizer.chat_template = tokenizer.chat_template or processor()
-        text = Text.of(lines, tokenizer, prompts_of(checkpoint) or ())
+        text = Text.of(lines, tokenizer, prompts_of(home, checkpoint.config) or ())
         vocabulary = read_vocabulary(tokenizer)
         config = {**default_ids(checkpoint), **checkpoint.config}
         generation = read_object(checkpoint.path / GENERATION) if GENERATION in side else {}
@@ -112,11 +112,10 @@ def ids_before_positions(checkpoint: Checkpoint) -> range:
 
 
 @lenient  # a damaged file has no prompts
-def prompts_of(checkpoint: Checkpoint) -> list[str]:
+def prompts_of(home: Path, config: Mapping[str, Any]) -> list[str]:
     """The texts that are put before others: prompts of sentence-transformers, prefixes of T5's tasks."""
-    home, _ = modules_of(checkpoint.path) or (checkpoint.path, ())
-    stated = lenient(read_object)(home / "config_sentence_transformers.json") or {}
-    tasks = checkpoint.config.get("task_specific_params") or {}
+    stated = lenient(model_settings)(home) or {}
+    tasks = config.get("task_specific_params") or {}
     texts = (*stated.get("prompts", {}).values(), *(task.get("prefix") for task in tasks.values()))
     return [text for text in texts if text and isinstance(text, str)]
 
