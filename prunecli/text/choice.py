@@ -64,11 +64,9 @@ def sees_ahead(config: Any) -> bool:
     Other configs may say that they are no decoder, and their classes do not read it; those of BART's kin set it.
     """
     kind = type(config)
-    is_other = config.model_type.startswith(("gpt_neox", "trocr"))
-    is_encoder = getattr(kind, "is_decoder", None) is False and not (
-        kind.is_encoder_decoder or config.is_decoder or is_other
-    )
-    return is_encoder or config.model_type in ("cpmant", "xlnet")
+    if getattr(kind, "is_decoder", None) is not False or kind.is_encoder_decoder:
+        return config.model_type in ("cpmant", "xlnet")
+    return not (config.is_decoder or config.model_type.startswith(("gpt_neox", "trocr")))
 
 
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
