@@ -40,7 +40,7 @@ from prunecli.model.names import layer_of
 from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import submodule
 from prunecli.model.probe import MIXES, outputs
-from prunecli.model.trial import given_states, stream_norms
+from prunecli.model.small_model import given_states, stream_norms
 from prunecli.modules.hooks import replaced, states_of
 from prunecli.modules.pooling import read_pooling
 from prunecli.modules.stock_experts import own_experts

@@ -27,7 +27,8 @@ from prunecli.model.names import layer_of
 from prunecli.model.probe import common_owner, numbers
 from prunecli.model.skeleton import Skeleton, stored_form
 from prunecli.model.small_copy import TOP_K
-from prunecli.model.trial import NEAR, NEVER, Trial
+from prunecli.model.small_model import NEVER
+from prunecli.model.trial import NEAR, Trial
 
 EXPERT = "{expert}"
 SEPARATE = "experts.{expert}"

@@ -46,7 +46,8 @@ from prunecli.model.probe import (
 )
 from prunecli.model.skeleton import Skeleton, known_skeleton, skeleton_of, transformers_takes
 from prunecli.model.small_copy import few_experts, shallow_towers
-from prunecli.model.trial import ATTENTION, NEAR, Trial
+from prunecli.model.small_model import ATTENTION
+from prunecli.model.trial import NEAR, Trial
 from prunecli.tensors.json_files import parsed
 
 if TYPE_CHECKING:

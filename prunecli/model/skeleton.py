@@ -215,6 +215,8 @@ class Skeleton:
     @cached_property
     def explicit(self) -> Skeleton:
         """Skeleton whose config leaves nothing to defaults: no key follows from another."""
+        if self.effective == self.config:
+            return self
         other = Skeleton(self.model_class, self.config_class, self.effective)
         with suppress(Exception):
             if other.shapes == self.shapes:

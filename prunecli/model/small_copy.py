@@ -1,4 +1,4 @@
-"""Small copies of a model for trials: a config with the same switches and lists but small sizes, and random weights."""
+"""Small copies of a model for trials: a config with the same switches and lists, but small sizes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,6 @@ from prunecli.model.probe import (
     shared_keys,
 )
 from prunecli.model.skeleton import Skeleton
-from prunecli.private import model_from_config
 
 _COUNTS = re.compile(
     r"layer|heads$|n_head$|experts|groups?$|top_?k|kernel|steps?$|bucket|period|interval|pattern|freq|beam|length|"
@@ -164,28 +163,3 @@ def _head_widths(values: Mapping[str, Any]) -> list[float]:
         for key, count in head_counts(values).items()
         if count > 0 and outer(key) not in stating and (size := hidden_beside(values, key))
     ]
-
-
-def random_model(skeleton: Skeleton, dtype: Any) -> Any:
-    """The model of a skeleton, its matrices drawn at random and its vectors moved."""
-    import torch
-
-    config = skeleton.config_of(skeleton.config)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = model_from_config(skeleton.model_class, config, attn_implementation="eager", dtype=dtype)
-        model = model.to(dtype)  # some classes make parameters of another type
-        for parameter in model.parameters():
-            noise = torch.randn_like(parameter)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
-            else:
-                parameter.add_(noise * 0.1)
-    return in_evaluation(model)
-
-
-def in_evaluation(model: Any) -> Any:
-    """The model in evaluation mode, its experts computed one by one, which works for every type of numbers."""
-    with suppress(Exception):
-        model.set_experts_implementation("eager")
-    return model.eval()

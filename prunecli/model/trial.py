@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
-from typing import Any, Concatenate, ParamSpec, TypeGuard
+from typing import Any, Concatenate, ParamSpec
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from transformers.pytorch_utils import Conv1D
+from torch import Tensor
 
 from prunecli.architectures.records import Carrier
 from prunecli.model.axes import module_of
 from prunecli.model.declared import TIE_KEY
-from prunecli.model.patchwork import fit_sizes, fitted, pick_bias
+from prunecli.model.patchwork import fit_sizes, pick_bias
 from prunecli.model.probe import (
     VOCABULARY,
     WIDTH,
@@ -34,15 +30,24 @@ from prunecli.model.probe import (
     template_of,
     width_keys,
 )
-from prunecli.model.skeleton import Changes, Skeleton, computed_parameters, quiet, stored_form
-from prunecli.model.small_copy import TOKENS, in_evaluation, random_model, smaller_skeletons
+from prunecli.model.skeleton import Changes, Skeleton, stored_form
+from prunecli.model.small_copy import TOKENS, smaller_skeletons
+from prunecli.model.small_model import (
+    NeverPicked,
+    fold_norms,
+    hand_on,
+    is_linear,
+    opened,
+    random_model,
+    random_tokens,
+    run,
+    stream_norms,
+    takes_cache,
+)
 
 Given = ParamSpec("Given")
 NEAR = 1e-4
 """Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
-NEVER = -1e4
-"""Score of an expert that is never picked; finite, so that what multiplies it does not spread."""
-ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _UNLIKE = 16
 _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
@@ -100,7 +105,7 @@ class Trial:
                 try:
                     trial = cls(made, random_model(made, dtype), cached=False)
                     # Some classes make the row of the padding token zero on opening.
-                    trial = replace(trial, model=trial.opened(made, stored_form(trial.model)))
+                    trial = replace(trial, model=trial._opened(made, stored_form(trial.model)))
                     trial.logits(trial.model)
                 except Exception as error:  # of any kind: what a class makes of sizes that it does not like
                     failure = error
@@ -154,7 +159,7 @@ class Trial:
     def only_unties(self) -> bool:
         """Whether such a config changes nothing else."""
         with suppress(Exception):  # of any kind: transformers opens no such model
-            changed = self.opened(self._untied, stored_form(self.model))
+            changed = self._opened(self._untied, stored_form(self.model))
             return bool((self.logits(changed) == self._whole).all())
         return False
 
@@ -205,8 +210,8 @@ class Trial:
         if not axes:
             known = torch.tensor(by_chance[0])
             cut, _ = self._without(held, carriers, dict.fromkeys(carriers, by_chance[0]))
-            smaller = self.opened(self.skeleton.changed(units.changes(half)), cut)
-            text = _text(half)
+            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
+            text = random_tokens(half)
             expected = self.logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == held else expected
             return self._apart(expected, smaller, text)
@@ -230,7 +235,7 @@ class Trial:
             gone = sorted({*range(held)}.difference(stays))
             with fold_norms(stream_norms(model, places), stays, gone) if is_stream else nullcontext():
                 expected = self.logits(model, cached=is_last)
-            smaller = self._filled(smaller, cut, carriers) or self.opened(smaller_skeleton, cut)
+            smaller = self._filled(smaller, cut, carriers) or self._opened(smaller_skeleton, cut)
             apart = max(apart, self._apart(expected, smaller, cached=is_last))
         return apart
 
@@ -240,7 +245,7 @@ class Trial:
         Args:
             changed: names of those that differ from its own.
         """
-        return self._filled(self._spare, tensors, changed) or self.opened(self.skeleton, tensors)
+        return self._filled(self._spare, tensors, changed) or self._opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
@@ -286,7 +291,7 @@ class Trial:
                     pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self.logits(self._masked(masked, carriers))
-        return self._apart(expected, self.opened(self.skeleton, cut, fit))
+        return self._apart(expected, self._opened(self.skeleton, cut, fit))
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -364,7 +369,7 @@ class Trial:
             cut[name] = stored[name].index_select(
                 carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
             )
-        smaller = self.opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
+        smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         with ExitStack() as hooks:
             for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
                 layer = self.model.get_submodule(name)[number]
@@ -396,7 +401,7 @@ class Trial:
         """
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
-        model = self.opened(self.skeleton, masked)
+        model = self._opened(self.skeleton, masked)
         for name in (name for norm in after for name in norms[norm]):
             model.get_submodule(module_of(self.modules[name])).register_forward_hook(
                 hand_on, with_kwargs=True
@@ -416,7 +421,7 @@ class Trial:
                 parameter.data = data
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
-        found = self.opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
+        found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
         return idle, self._apart(expected, found)
 
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
@@ -428,7 +433,7 @@ class Trial:
         """
         stored: dict[int, Any] = {}
 
-        def run(
+        def step(
             own: int, current: tuple[int, int], number: int, stock: Any, *args: Any, **kwargs: Any
         ) -> Any:
             if (own, number) < current:
@@ -447,13 +452,13 @@ class Trial:
         if id(next(self.model.parameters())) in held or max(held.values(), default=2) > 1:
             return False
         forwards = [module.forward for _, _, module in modules]
-        expected = self._pass(self.model)
+        expected = run(self.model, self._text)
         try:
             for current in (*[(own, number) for own, number, _ in modules], (len(stacks), 0)):
                 for (own, number, module), stock in zip(modules, forwards, strict=True):
-                    module.forward = partial(run, own, current, number, stock)
+                    module.forward = partial(step, own, current, number, stock)
                 with suppress(_Stopped):
-                    found = self._pass(self.model)
+                    found = run(self.model, self._text)
             return bool((found == expected).all())
         except Exception:  # of any kind: a layer that wants more than the output of the one before
             return False
@@ -472,9 +477,9 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        smaller = self.opened(self.skeleton.changed(changes), cut)
+        smaller = self._opened(self.skeleton.changed(changes), cut)
         model = self._masked({**stored_form(self.model), **never}, never)
-        with _NeverPicked():
+        with NeverPicked():
             expected = self.logits(model)
         return self._apart(expected, smaller)
 
@@ -502,6 +507,18 @@ class Trial:
         """Logits of the whole small model."""
         return self.logits(self.model)
 
+    @cached_property
+    def _text(self) -> Tensor:
+        """`[2, 12]`: random tokens of the whole small model."""
+        vocabulary = TOKENS
+        with suppress(Exception):  # some have no table, or several
+            vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
+        tokens = random_tokens(vocabulary)
+        end = getattr(self.model.config, "eos_token_id", None)
+        if self.model.config.is_encoder_decoder and type(end) is int:
+            tokens[:, -1] = end  # where classifiers look
+        return tokens
+
     def logits(self, model: Any, tokens: Tensor | None = None, *, cached: bool = True) -> Tensor:
         """`[2 or 4, 12, vocabulary]`: what a model says of random tokens, or of these, without and with a cache.
 
@@ -514,58 +531,15 @@ class Trial:
             ValueError: no finite numbers.
             Exception: of any kind: the class fails.
         """
-        found = self._pass(model, tokens)
-        if cached and self.cached and _takes_cache(model):
-            found = torch.cat([found, self._pass(model, tokens, use_cache=True)])
+        tokens = self._text if tokens is None else tokens
+        found = run(model, tokens)
+        if cached and self.cached and takes_cache(model):
+            found = torch.cat([found, run(model, tokens, use_cache=True)])
         if not bool(torch.isfinite(found).all()):
             raise ValueError("logits are not finite")
         return found
 
-    def _pass(self, model: Any, tokens: Tensor | None = None, *, use_cache: bool = False) -> Tensor:
-        """`[2, 12, vocabulary]`, of one pass.
-
-        Raises:
-            Exception: of any kind: the class fails.
-        """
-        if tokens is None:
-            vocabulary = TOKENS
-            with suppress(Exception):  # some have no table, or several
-                vocabulary = min(vocabulary, self.model.get_input_embeddings().weight.shape[0])
-            tokens = _text(vocabulary)
-            end = getattr(self.model.config, "eos_token_id", None)
-            if self.model.config.is_encoder_decoder and type(end) is int:
-                tokens[:, -1] = end  # where classifiers look
-        if "MultipleChoice" in type(model).__name__:
-            tokens = tokens[:, None]
-        more = {"use_cache": use_cache} if _takes_cache(model) else {}
-        given, last = {"input_ids": tokens}, "input_ids"
-        if model.main_input_name == "input_features":  # Whisper: spectrograms of one length
-            size = model.config.num_mel_bins, 2 * model.config.max_source_positions
-            noise = torch.randn(2, *size, generator=torch.Generator().manual_seed(4))
-            given = {"input_features": noise.to(model.dtype)}
-        if model.config.is_encoder_decoder:
-            last = "decoder_input_ids"
-            given[last] = tokens.flip(1)
-
-        def states(tokens: Tensor, **past: Any) -> Any:
-            return model(**{**given, last: tokens}, return_dict=True, **more, **past)
-
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # on a busy machine several wait for each other longer than they compute
-        try:
-            with torch.no_grad():
-                tokens = given[last]
-                if use_cache:
-                    begun = states(tokens[:, :-1])
-                    if (past := begun.get("past_key_values")) is not None:
-                        ended = states(tokens[:, -1:], past_key_values=past)
-                        return torch.cat([begun[0], ended[0]], 1)
-                found: Tensor = states(tokens)[0]
-        finally:
-            torch.set_num_threads(threads)
-        return found
-
-    def opened(
+    def _opened(
         self,
         skeleton: Skeleton | None,
         tensors: Mapping[str, Tensor],
@@ -573,110 +547,12 @@ class Trial:
         *,
         surplus: bool = False,
     ) -> Any:
-        """The model that transformers opens of these tensors; with `fit`, of one whose layers differ.
-
-        Args:
-            surplus: whether there may be tensors that it does not take.
-
-        Raises:
-            ValueError: it refuses the config, or takes other tensors.
-        """
-        if skeleton is None:
-            raise ValueError("transformers refuses the smaller config")
-        model_class = skeleton.model_class if fit is None else fitted(skeleton.model_class, fit)
-        with quiet():
-            model, told = model_class.from_pretrained(
-                None,
-                config=skeleton.config_of(skeleton.config),
-                state_dict=dict(tensors),
-                dtype=self.model.dtype,
-                attn_implementation="eager",
-                output_loading_info=True,
-            )
-        kinds = ("missing_keys", "mismatched_keys", *(() if surplus else ("unexpected_keys",)))
-        computed = computed_parameters(model)
-        if odd := [name for kind in kinds for name in told[kind] if name not in computed]:
-            raise ValueError(f"its tensors do not fit the smaller config: {odd[0]}")
-        return in_evaluation(model.to(self.model.dtype))  # some classes make parameters of another type
-
-
-def stream_norms(model: Any, places: Container[str]) -> list[Any]:
-    """The norms of a model that may be over its residual stream.
-
-    Those without parameters are, but within attentions (DiffLlama's are over heads).
-
-    Args:
-        places: names in the model of the parameters that have channels.
-    """
-    found = []
-    for name, module in model.named_modules():
-        if "norm" in type(module).__name__.lower():
-            own = [f"{name}.{parameter}" in places for parameter, _ in module.named_parameters()]
-            if all(own) if own else not ATTENTION.search(module_of(name)):
-                found.append(module)
-    return found
-
-
-@contextmanager
-def fold_norms(norms: Iterable[Any], kept: Sequence[int], gone: Sequence[int]) -> Iterator[None]:
-    """Inside, norms read the channels `kept` in the place of as many that are `gone` too, and return zeros there."""
-    mates = torch.arange(2 * len(kept))
-    mates[list(gone)] = torch.tensor(kept)
-
-    def read(_: Any, args: Any) -> Any:
-        states, *more = args
-        return (states[..., mates], *more) if states.shape[-1] == len(mates) else args
-
-    def fold(_: Any, _args: Any, output: Tensor) -> Tensor:
-        is_stream = output.shape[-1] == len(mates)
-        return output.index_fill(-1, torch.tensor(gone), 0) if is_stream else output
-
-    with ExitStack() as hooks:
-        for norm in norms:
-            hooks.enter_context(norm.register_forward_pre_hook(read))
-            hooks.enter_context(norm.register_forward_hook(fold))
-        yield
-
-
-def is_linear(module: Any) -> TypeGuard[nn.Linear | Conv1D]:
-    """Whether a module is a linear layer, of torch or GPT-2's."""
-    return isinstance(module, nn.Linear | Conv1D)
+        """See `opened`; in the type of the small model."""
+        return opened(skeleton, tensors, self.model.dtype, fit, surplus=surplus)
 
 
 class _Stopped(BaseException):
     """Ends a pass after a layer; not an Exception, so that no model code catches it."""
-
-
-def _takes_cache(model: Any) -> bool:
-    taken = inspect.signature(model.forward).parameters.values()
-    return any(one.name == "use_cache" or one.kind == one.VAR_KEYWORD for one in taken)
-
-
-class _NeverPicked(TorchFunctionMode):
-    """Inside, what a matrix product makes of rows that are NaN is a score that is never picked."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__", "mm", "addmm", "einsum"):
-            return torch.where(found.isnan(), NEVER, found)
-        return found
-
-
-def _text(vocabulary: int) -> Tensor:
-    """`[2, 12]`: random tokens, those of the lowest ids left out, which may be special."""
-    least = min(8, vocabulary // 4)
-    return torch.randint(least, vocabulary, (2, 12), generator=torch.Generator().manual_seed(1))
-
-
-def given_states(args: Any, kwargs: Any) -> Any:
-    """Hidden states that a layer is given."""
-    return args[0] if args else kwargs["hidden_states"]
-
-
-def hand_on(_: Any, args: Any, kwargs: Any, output: Any) -> Any:
-    """Return the hidden states that a layer is given in the place of its own, as its hook; other outputs stay."""
-    given = given_states(args, kwargs)
-    return type(output)([given, *output[1:]]) if isinstance(output, (tuple, list)) else given
 
 
 def _rows(tensor: Tensor, carrier: Carrier, places: Sequence[int], held: int) -> Tensor:

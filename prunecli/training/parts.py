@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.conversion import PEFT, require_package
 from prunecli.model.patchwork import module_name
 from prunecli.model.skeleton import stored_form
-from prunecli.model.trial import is_linear
+from prunecli.model.small_model import is_linear
 from prunecli.modules.fitting import COMPUTE
 from prunecli.modules.saving import stock_names
 from prunecli.modules.stock_experts import expert_modules, part_names

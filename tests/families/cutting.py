@@ -20,8 +20,8 @@ from prunecli.model.find_axes import axes_of
 from prunecli.model.names import with_new_ending
 from prunecli.model.patchwork import module_name
 from prunecli.model.probe import UNSTATED, outputs
+from prunecli.model.small_model import fold_norms, stream_norms
 from prunecli.model.stock import uniform_heads
-from prunecli.model.trial import fold_norms, stream_norms
 from prunecli.modules.stock_names import StockNames
 from prunecli.selection.cut import Selection
 from tests.contracts.method_contract import written

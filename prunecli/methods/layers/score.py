@@ -34,7 +34,7 @@ from prunecli.model.layout import ModelLayout
 from prunecli.model.parts import FfnLayer
 from prunecli.model.patchwork import submodule
 from prunecli.model.rewrite import Rewrite
-from prunecli.model.trial import given_states, hand_on
+from prunecli.model.small_model import given_states, hand_on
 from prunecli.modules.hooks import states_of
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
