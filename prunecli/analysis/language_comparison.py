@@ -190,7 +190,8 @@ def compare_by_text(statistics: GateStatistics, options: LanguageOptions, files:
     values = {
         text: metric_values(metric, measure_texts(statistics, (text,)).sums, statistics) for text in texts
     }
-    budget = Budget(options.ratio, balance=Fraction(1), least=options.least or statistics.top_k)
+    groups, least = statistics.groups, options.least or statistics.top_k
+    budget = Budget(options.ratio, balance=Fraction(1), least=least, multiple=groups, groups=groups)
     kept = []
     for text in texts:
         try:

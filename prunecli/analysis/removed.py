@@ -42,8 +42,8 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
     """Unit that was removed from the checkpoints, and the fraction removed from each.
 
     Heads where all were reduced by `prune-heads` alone, else experts where all were by `prune-experts` alone, else
-    parameters, which are counted against `whole`, by default the first checkpoint's. Where the last pruning of heads
-    was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
+    parameters, which are counted against `whole`, by default those of the first checkpoint's original. Where the last
+    pruning of heads was of some attentions only (1905.10650, section 5), the fraction is of the heads of these.
     """
     commands = _commands(checkpoints)
     kinds: tuple[tuple[Unit, Kind], ...] = (("heads", "head"), ("experts", "expert"))
@@ -51,7 +51,8 @@ def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tupl
         if commands <= {f"prune-{unit}"} and any(one.structure.of_kind(kind) for one in checkpoints):
             return unit, _in_lines(checkpoints, [_share(one, kind) for one in checkpoints])
     sizes = [one.total_parameters for one in checkpoints]
-    return "parameters", _in_lines(checkpoints, [1 - size / (whole or sizes[0]) for size in sizes])
+    whole = whole or (checkpoints[0].structure.original_size or sizes)[0]
+    return "parameters", _in_lines(checkpoints, [1 - size / whole for size in sizes])
 
 
 def _commands(checkpoints: Iterable[Checkpoint]) -> set[str]:

@@ -110,7 +110,8 @@ def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
     opened = {index: row.entry for index, row in enumerate(rows) if row.entry is not None}
     if not opened:
         return "parameters", {}
-    unit, losses = removed([entry.checkpoint for entry in opened.values()], rows[0].size[0])
+    whole = None if 0 in opened else rows[0].size[0]
+    unit, losses = removed([entry.checkpoint for entry in opened.values()], whole)
     if unit == "parameters" and rows[0].size[0] is None:  # fractions are relative to the first checkpoint
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))

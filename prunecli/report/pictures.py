@@ -29,7 +29,7 @@ from prunecli.report.charts import (
     heat_map,
     histogram,
 )
-from prunecli.results.evaluation import Evaluation
+from prunecli.results.evaluation import SCORES, Evaluation
 from prunecli.results.gates import GateStatistics
 from prunecli.results.languages import SIDES, Languages, Texts, Tree
 from prunecli.results.latency import Latency, Timing
@@ -49,17 +49,13 @@ MOST_PAIRS = 120
 MOST_POINTS = 300
 """A longer training log is thinned to at most so many points."""
 DRAWN = {
-    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
-    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
-    "mlm": {"loss": "loss of the hidden tokens, nats"},
-    "classification": {"accuracy": "accuracy"},
-    "embedding": {
-        "cosine": "cosine to the first",
-        "spearman": "Spearman's correlation",
-        "retrieval": "retrieved",
-    },
+    "translation": ("chrf++", "bleu"),
+    "lm": ("perplexity", "kl_divergence"),
+    "mlm": ("loss",),
+    "classification": ("accuracy",),
+    "embedding": ("cosine", "spearman", "retrieval"),
 }
-"""Task -> score -> the title of its panel."""
+"""Task -> scores that have a panel each."""
 Rows = Iterator[list[Picture]]
 """Rows of pictures, for the page and for `--plot`."""
 
@@ -143,7 +139,8 @@ def evaluation_pictures(evaluation: Evaluation, checkpoints: Mapping[str, Path])
     fractions = [one.fraction for one in lost]
     steps = steps_of_one_training(opened, fractions)
     pictures = []
-    for name, title in DRAWN[evaluation.task].items():
+    for name in DRAWN[evaluation.task]:
+        title = SCORES[evaluation.task][name].title
         if evaluation.task != "translation" and any(name not in own.scores for own in results[1:] or results):
             continue
         # The first checkpoint has no divergence.

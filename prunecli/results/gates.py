@@ -32,6 +32,7 @@ from prunecli.results.document import (
     Shown,
     Statistics,
     Tables,
+    Total,
     array_of,
 )
 from prunecli.tensors.json_files import read_json
@@ -200,6 +201,7 @@ class GateStatistics(Statistics):
         layers: names of the sparse layers, encoder first.
         num_experts: number of experts of an original layer.
         top_k: experts per token.
+        groups: number of groups of experts, of which a router picks some first; 1: it knows no groups.
         entries: `"SOURCE-TARGET"` -> sums, or the text's name -> sums. In published files either language may be
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
@@ -220,6 +222,7 @@ class GateStatistics(Statistics):
     layers: tuple[str, ...]
     num_experts: Count
     top_k: Count
+    groups: Total = 1
     entries: dict[str, Entry] = Field(min_length=1)
     dtype: str | None = None
     lacks: frozenset[str] = Field(default=frozenset(), exclude=True)
@@ -292,6 +295,8 @@ class GateStatistics(Statistics):
         is_text, shape = self.mode == "text", (len(self.layers), self.num_experts)
         if is_text != (self.format == self.TEXT_FORMAT):
             raise ValueError(f"mode is {self.mode!r} in a file of {self.format}")
+        if self.num_experts % self.groups:
+            raise ValueError(f"{self.num_experts} experts are no {self.groups} groups of one size")
         for entry, sums in self.entries.items():
             if not entry or not (is_text or all(split_pair(entry))):
                 raise ValueError(

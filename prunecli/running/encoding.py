@@ -3,6 +3,7 @@
 Texts of any length for causal language models become windows of the context in which each token is predicted once.
 """
 
+import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -205,7 +206,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
             if shift is not None:
                 inputs: Tensor = shift(labels, padding, start)
                 return inputs
-    except (TypeError, ValueError) as error:  # T5Gemma has these tokens elsewhere
+    except (AttributeError, TypeError, ValueError) as error:  # T5Gemma has these tokens elsewhere
         key = "decoder_start_token_id" if start is None else "pad_token_id"
         raise CheckpointError(
             f"config.json: no {key}, which the decoder's inputs are made with", "Add it."
@@ -213,7 +214,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     raise UnsupportedModelError(f"{type(model).__name__} does not say how its decoder's inputs are made")
 
 
-def output_language(tokenizer: Any, model: Any, language: str) -> dict[str, int]:
+def output_language(tokenizer: Any, model: Any, language: str) -> dict[str, Any]:
     """Argument of `generate` by which outputs are in `language`; nothing where the tokenizer knows no languages.
 
     Raises:
@@ -223,6 +224,8 @@ def output_language(tokenizer: Any, model: Any, language: str) -> dict[str, int]
     if not languages(tokenizer):
         return {}
     number = language_id(tokenizer, language, vocabulary_size(model.config))
+    if "tgt_lang" in inspect.signature(model.generate).parameters:  # SeamlessM4T's own `generate`
+        return {"tgt_lang": language}
     # The shift of mBART-25 and PLBart puts the language, the last token of a text, at the beginning.
     inputs = decoder_inputs(model, torch.tensor(encode(tokenizer, [""], language, as_target=True)))
     return {"decoder_start_token_id" if inputs[0, 0] == number else "forced_bos_token_id": number}

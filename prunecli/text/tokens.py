@@ -75,12 +75,16 @@ def _stock_config(directory: Path) -> Any:
 
 def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
-    if hasattr(tokenizer, "lang_code_to_token"):  # M2M-100: `en`, which is `__en__`
-        return tuple(sorted(tokenizer.lang_code_to_token))
+    return tuple(sorted(_language_tokens(tokenizer)))
+
+
+def _language_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """Language code -> its token: `en` -> `__en__` of M2M-100, PLBart and SeamlessM4T."""
     plain = {*tokenizer.special_tokens_map.values()}
-    # Other added tokens are words.
-    names = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
+    # Other added tokens are words. M2M-100 and PLBart do not add those of languages.
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} - plain
+    names = getattr(tokenizer, "lang_token_to_id", getattr(tokenizer, "lang_code_to_id", added))
+    return {name.strip("_"): name for name in names if name.replace("_", "").replace("-", "").isalnum()}
 
 
 def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = None) -> int:
@@ -93,14 +97,13 @@ def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = No
         DataError: the tokenizer has no token for it; the message lists a few near ones.
         CheckpointError: the model's table has no row for it.
     """
-    known = languages(tokenizer)
+    known = _language_tokens(tokenizer)
     if language not in known:
         raise DataError(
             f"unknown language {language!r}: the model's tokenizer lacks it",
             f"{near_names(language, known)} Give text in languages of the model with `data`.",
         )
-    token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
-    number = int(tokenizer.convert_tokens_to_ids(token))
+    number = int(tokenizer.convert_tokens_to_ids(known[language]))
     require_rows(tokenizer, [[number]], vocabulary)
     return number
 
@@ -140,6 +143,8 @@ def encode(
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
     rows = [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
+    if as_target and type(tokenizer).__name__ == "SeamlessM4TTokenizer":
+        rows = [row[1:] for row in rows]  # the end token, which the model's shift puts there
     require_rows(tokenizer, rows, vocabulary)
     return rows
 

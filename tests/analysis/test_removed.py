@@ -66,6 +66,13 @@ def test_heads_and_experts_are_counted_as_parameters():
     assert [one.lines for one in found] == [("prune-experts", "prune-heads"), *alone]
 
 
+def test_parameters_of_a_reduced_checkpoint_are_counted_against_its_original():
+    before = {"parameters": 1 << 20, "bytes": 1}
+    step = {**_step("prune-ffn"), "source": {"path": "full"}, "before": before}
+    one = open_model(fewer_experts("one", (0, 7), step))
+    assert removed([one])[1][0].fraction == 1 - one.total_parameters / (1 << 20)
+
+
 ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
 
 

@@ -8,12 +8,19 @@ import pytest
 
 from prunecli import demo, results
 from prunecli.analysis import model_similarity as cka
-from prunecli.analysis.language_comparison import compare_by_language
+from prunecli.analysis.language_comparison import compare_by_language, compare_by_text
 from prunecli.commands.compare import compare_heads, compare_languages, compare_models
 from prunecli.methods.options import LanguageOptions
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import both, names, refusals, refused
-from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
+from tests.commands.gates import (
+    LAYERS,
+    TEXT_LAYERS,
+    statistics,
+    text_statistics,
+    write_gates,
+    write_text_gates,
+)
 from tests.commands.heads import scored
 from tests.families import tiny_family
 from tests.ffn_layouts import write_changed
@@ -157,6 +164,13 @@ def test_texts_select_the_experts_known_beforehand():
     pixels("t.png")
     assert rows("t.csv", "layers")[1]["own_novel"] == 4
     assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
+
+
+def test_texts_select_as_many_experts_of_each_group_that_the_router_picks_first():
+    statistics = changed(text_statistics(), groups=4)
+    found = compare_by_text(statistics, LanguageOptions(ratio=0.5, texts=("code",)), [])
+    # The text uses the first group's experts alone.
+    assert found.layers[0].common == [0, 1, 4, 5, 8, 9, 12, 13]
 
 
 def test_texts_can_be_chosen():

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.report.charts import MOST_CELLS, Bar, Point, bars, curves, heat_map, histogram, kept_units
+from prunecli.report.charts import MOST_CELLS, Bar, Point, bars, curves, heat_map
 from prunecli.report.pictures import correlation_map, group_correlations, mean_correlation
 from prunecli.report.render import save_pictures
 from tests.pictures import drawn, pixels
@@ -37,18 +37,6 @@ def test_a_large_heat_map_shows_means_of_neighbours():
     cells = drawn(specification(heat_map("c", grid, (0, 1))), "rect")
     assert len(cells) == 150 * 75 <= MOST_CELLS or len(cells) == 75 * 150 <= MOST_CELLS
     assert {cell["value"] for cell in cells} == {0.5}
-
-
-def test_kept_units_have_a_cell_for_each_original_id():
-    made = kept_units("c", [("encoder 1", (0, 1, 5), 8), ("x", (0,), 1)], "expert")
-    cells = drawn(specification(made), "rect")
-    assert [cell["value"] for cell in cells] == [1, 1, 0, 0, 0, 1, 0, 0, 1]
-    assert {cell["row"] for cell in cells} == {"encoder 1: 3 of 8", "x: 1 of 1"}
-
-
-def test_a_histogram_counts_every_value_once():
-    rows = drawn(specification(histogram("c", {"a": [1.0, 2.0, 3.0], "b": [-1.0]}, "x", "heads")), "bar")
-    assert [[row["value"] for row in rows if row["series"] == name] for name in "ab"] == [[1, 2, 3], [-1]]
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

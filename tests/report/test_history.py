@@ -34,7 +34,6 @@ REMOVED = "encoder:1,decoder:3,decoder:5"
         ("odd", {"sum": f"sha256:{DIGEST}"}, "  # sum sha256:01234567…"),
         ("odd", {"a b": "x\ny"}, "  # a b x y"),
         ("odd", {"name": "it's; $HOME"}, """ --name 'it'"'"'s; $HOME'"""),
-        ("odd", {}, ""),
     ],
 )
 def test_a_step_is_shown_as_it_was_typed(command, arguments, expected):

@@ -145,12 +145,6 @@ def test_gates():
     assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
 
 
-def test_gates_of_texts():
-    frame = read(text_statistics().to_json()).frame("gates")
-    assert len(frame) == 3 * 2 * EXPERTS
-    assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
-
-
 def test_texts():
     texts = compare_by_text(text_statistics(), LanguageOptions(), ())
     result = read(texts.to_json())

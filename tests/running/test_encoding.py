@@ -9,12 +9,13 @@ import transformers
 from torch.nn import functional
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
-from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.evaluation.decoding import DecodingOptions, generate, translate
 from prunecli.methods.experts.batches import text_windows
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.pooling import Pooling
 from prunecli.running import encoding
 from prunecli.running.encoding import (
+    decoder_inputs,
     embedding_examples,
     labelled_examples,
     lm_windows,
@@ -134,6 +135,18 @@ def test_outputs_begin_as_the_targets_of_training_do():
     assert output_language(tokenizer, model, "de_DE") == {"decoder_start_token_id": german}
 
 
+def test_outputs_of_seamless_begin_as_its_own_search_begins_them():
+    model = tiny.build("seamless_m4t")
+    words = {token: number for number, token in enumerate(["<pad>", "<unk>", "<s>", "</s>", "a"])}
+    tokenizer = transformers.SeamlessM4TTokenizer(words, [], extra_special_tokens=["__deu__", "__eng__"])
+    labels = torch.tensor(encode(tokenizer, ["a"], "deu", as_target=True))
+    german = tokenizer.convert_tokens_to_ids("__deu__")
+    model.generation_config.text_decoder_lang_to_code_id = {"deu": german}
+    model.config.decoder_start_token_id = 3
+    begun = generate(model, [[4, 3]], 0, 1, 3, **output_language(tokenizer, model, "deu"))[0][:2]
+    assert decoder_inputs(model, labels)[0].tolist()[:2] == begun == [3, german]
+
+
 def test_labelled_texts():
     tokenizer, model = opened(tiny_family("model", "bert-classifier"))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -186,14 +199,16 @@ def test_how_tokens_are_hidden(models):
 def test_inputs_of_decoders_want_both_tokens(models, family, key):
     model = load(models[family])
     setattr(model.config, key, None)
+    if not hasattr(type(model.config), key):
+        delattr(model.config, key)
     with pytest.raises(CheckpointError, match=f"no {key}"):
-        encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
+        decoder_inputs(model, torch.tensor([[5, 6, 1]]))
 
 
 def test_inputs_of_decoders_whose_config_has_the_tokens_elsewhere():
     model = tiny.build("t5gemma")
     assert getattr(model.config, "decoder_start_token_id", None) is None
-    found = encoding.decoder_inputs(model, torch.tensor([[5, 6, 1]]))
+    found = decoder_inputs(model, torch.tensor([[5, 6, 1]]))
     assert found.tolist() == [[model.config.decoder.bos_token_id, 5, 6]]
 
 

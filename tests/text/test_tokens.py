@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PLBartTokenizer
 from transformers.integrations.mistral import tokenizer as mistral
 from transformers.models.auto import tokenization_auto
 
@@ -12,7 +13,7 @@ from prunecli.errors import CheckpointError, DataError, TextWarning, Unsupported
 from prunecli.text.batching import Marks, length_bucketed, marks_of, masked
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 from tests.families import tiny_family
-from tests.methods.vocabulary.makers import marian
+from tests.methods.vocabulary.makers import TEXT, marian, sentencepiece_model
 from tests.tiny import LANGUAGES, change_config, tiny_nllb_moe, write_json, write_plain_tokenizer
 
 
@@ -66,6 +67,13 @@ def test_targets_of_marian_are_cut_by_its_second_model():
     tokenizer = load_tokenizer(marian(Path()))
     german = encode(tokenizer, ["die alte"], "de", as_target=True)
     assert german == tokenizer(text_target=["die alte"])["input_ids"] != encode(tokenizer, ["die alte"], "en")
+
+
+def test_languages_of_plbart_are_named_without_underscores():
+    Path("model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
+    tokenizer = PLBartTokenizer("model", language_codes="multi")
+    assert languages(tokenizer)[:3] == ("en_XX", "go", "java")
+    assert encode(tokenizer, [""], "java") == [[tokenizer.eos_token_id, language_id(tokenizer, "java")]]
 
 
 def test_a_word_that_was_added_is_no_language():

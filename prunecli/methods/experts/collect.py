@@ -337,6 +337,7 @@ def score(
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,
         top_k=layers[0].top_k,
+        groups=layers[0].groups.count,
         entries=entries,
     )
 

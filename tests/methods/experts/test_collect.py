@@ -66,14 +66,6 @@ def searched(shared_path):
     return Subject(path)
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_lost_sums_are_no_silence(subject, count, monkeypatch):
-    """A pass without sums, and sums without a pass."""
-    monkeypatch.setattr(InMemory, "forward", lambda *_, reduce, **__: reduce([{}] * count))
-    with pytest.raises(ValueError, match="argument 2 is"):
-        subject.collect(MODES[0])
-
-
 def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[routed_outputs.Token]]:
     """Per sparse layer the gates of every token, of all experts, sentence by sentence, through the whole model."""
     layers = []

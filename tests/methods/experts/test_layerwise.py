@@ -240,14 +240,3 @@ def test_one_that_cannot_write_keeps_the_others_from_it(path, tmp_path, monkeypa
     monkeypatch.setattr(snapshot, "write_snapshot", write)
     interrupted(path, tmp_path, 9)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failure_of_one_ends_the_others(path):
-    def failing(group):
-        if not group.is_main:
-            raise PruneError("a shard has vanished")
-        return by_layer(path, process_group=group)
-
-    first, second = at_once(2, failing)
-    assert "a shard has vanished" in str(second)
-    assert str(first) == "process 0 stops: another one has ended"
