@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
@@ -131,7 +132,9 @@ def test_names_of_the_base_model_get_their_prefix(tiny):
     assert found.tobytes() == bare["encoder.layer_norm.bias"].tobytes()
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a": 2}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a": 1, "a": 2}', "\udcff", '{"transformers_weights": "other.safetensors"}']
+)
 def test_a_damaged_config(tiny, text):
     (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -185,6 +188,12 @@ def test_an_index_of_another_form(sharded, value):
     write_json(sharded / "model.safetensors.index.json", value)
     with pytest.raises(CheckpointError, match="holds no weight_map"):
         open_model(sharded)
+
+
+def test_of_a_tensor_in_two_shards_the_later_is_read_as_by_transformers(sharded):
+    last = sharded / "model-00003-of-00003.safetensors"
+    save_file({**load_file(last), "model.shared.weight": np.zeros((2, 2), np.float32)}, last)
+    assert not open_model(sharded).read("model.shared.weight").any()
 
 
 def test_linked_shards_as_in_a_download_cache(sharded):
