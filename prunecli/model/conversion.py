@@ -163,14 +163,21 @@ def _merge(path: Path, new: Path, say: Say) -> str:
     own = {name.removeprefix("base_model.model.").replace(".base_layer", ""): value for name, value in stored}
     if labels := [len(value) for name, value in own.items() if _LABELS.search(name)]:
         config.num_labels = labels[0]
-    model = model_class.from_pretrained(base, config=config, dtype="auto", local_files_only=True)
+    model, found = model_class.from_pretrained(
+        base, config=config, dtype="auto", local_files_only=True, output_loading_info=True
+    )
+    drawn = found["missing_keys"].difference(own)
     table = model.get_input_embeddings()
     for name, module in [*model.named_modules()]:
         if module is table and (rows := own.get(f"{name}.weight")) is not None:
             model.resize_token_embeddings(len(rows), mean_resizing=False)
     adapted = peft.PeftModel.from_pretrained(model, path)
+    if absent := adapted.load_adapter(path, "default").missing_keys:  # the first call only warns
+        raise CheckpointError(f"{path}: lacks {absent[0]} ({len(absent)} such tensors)")
     _part_from_tied(model, peft.tuners.tuners_utils.BaseTunerLayer)
-    adapted.merge_and_unload().save_pretrained(new)
+    merged = adapted.merge_and_unload()
+    state = {name: value for name, value in merged.state_dict().items() if name not in drawn}
+    merged.save_pretrained(new, state_dict=state)
     for folder in (base, path):
         for file in side_files(folder, ()).carried:
             target = new / file.relative_to(folder)
