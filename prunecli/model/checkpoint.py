@@ -45,8 +45,8 @@ _BARE = re.compile(r"(h|layers?|blocks?|encoder|decoder|embeddings|wte|(word|tok
 """Beginning of the names of a base model's tensors."""
 _HEADLESS = re.compile(r"(?<!LMHead)(?<!MT)Model$")
 """End of the name of a class without a head."""
-_BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
-"""End of a tensor's name -> types that it has as a buffer, which MRA still stores; the last is an attention's mask."""
+_BUFFERS = ("position_ids", "token_type_ids")
+"""Ends of the names of whole numbers that are buffers, which MRA still stores."""
 _ROOTS = {
     "bert": "bert.",
     "roberta": "roberta.",
@@ -181,10 +181,9 @@ class Checkpoint(TensorReader):
             UnsupportedModelError: it is quantised, so that what is stored goes by other names.
             CheckpointError: there is none of this name.
         """
-        info = self.tensors.get(name)
-        if info is None and name in self.quantised:
+        if name not in self.tensors and name in self.quantised:
             raise self.quantised_refusal(name)
-        return super().info(name) if info is None else info
+        return super().info(name)
 
     def quantised_refusal(self, name: str) -> UnsupportedModelError:
         """The error of what would have to compute with a quantised weight."""
@@ -416,7 +415,7 @@ def _is_buffer(info: TensorInfo) -> bool:
     """Whether a tensor is a buffer of an older class: numbers of positions, or the mask of an attention."""
     ending = info.name.rpartition(".")[2]
     is_mask = ending == "bias" and len(info.shape) == 4 and info.shape[:2] == (1, 1)
-    return is_mask or info.dtype in _BUFFERS.get(ending, ())
+    return is_mask or (ending in _BUFFERS and info.dtype == "I64")
 
 
 def open_model(path: Path | str) -> Checkpoint:

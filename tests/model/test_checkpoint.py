@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -194,15 +193,6 @@ def test_of_a_tensor_in_two_shards_the_later_is_read_as_by_transformers(sharded)
     last = sharded / "model-00003-of-00003.safetensors"
     save_file({**load_file(last), "model.shared.weight": np.zeros((2, 2), np.float32)}, last)
     assert not open_model(sharded).read("model.shared.weight").any()
-
-
-def test_linked_shards_as_in_a_download_cache(sharded):
-    blobs = Path("blobs").absolute()
-    blobs.mkdir()
-    for path in sharded.glob("*.safetensors"):
-        shutil.move(path, blobs / path.name)
-        path.symlink_to(blobs / path.name)
-    assert len(open_model(sharded).files) == 3
 
 
 def test_a_file_that_vanishes_before_it_is_read(tiny):
