@@ -28,14 +28,14 @@ _CONVERTED: dict[Path, TemporaryDirectory[str]] = {}
 """File or directory of the user -> the temporary directory with its checkpoint, removed when Python exits."""
 
 _TASKS = {
-    "SEQ_2_SEQ_LM": "Seq2SeqLM",
-    "CAUSAL_LM": "CausalLM",
-    "SEQ_CLS": "SequenceClassification",
-    "TOKEN_CLS": "TokenClassification",
-    "QUESTION_ANS": "QuestionAnswering",
-    "FEATURE_EXTRACTION": "",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
 }
-"""Task of an adapter, as peft calls it -> end of the name of the AutoModel class of its base model."""
+"""Task of an adapter, as peft calls it -> the class that opens its base model."""
 
 _LABELS = re.compile(r"(^|\.)(score|classif\w+(\.out_proj)?)\.weight$")
 """Name of a weight with a row for each label."""
@@ -156,9 +156,8 @@ def _merge(path: Path, new: Path, say: Say) -> str:
     except PruneError as error:
         raise type(error)(f"{path}: its base model {error.message}", error.remedy) from error
     config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
-    ending = _TASKS.get(str(adapter.get("task_type")))
-    name = "AutoModel" if not ending else f"AutoModelFor{ending}"
-    model_class = _class_of(config) if ending is None else getattr(transformers, name)
+    name = _TASKS.get(str(adapter.get("task_type")))
+    model_class = getattr(transformers, name) if name else _class_of(config)
     stored = peft.load_peft_weights(str(path), device="cpu").items()
     own = {name.removeprefix("base_model.model.").replace(".base_layer", ""): value for name, value in stored}
     if labels := [len(value) for name, value in own.items() if _LABELS.search(name)]:

@@ -122,8 +122,11 @@ def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
             fit_model(model, checkpoint, layout, skeleton, StockNames(checkpoint, model).place)
 
         # transformers looks for what is shared among the parameters: I-BERT's FFNs have buffers.
-        shared = {"tie_weights": tie_parameters, "get_parameter": lambda self, name: attrgetter(name)(self)}
-        stock = subclass(fitted(stock, fit_found), **shared)
+        stock = subclass(
+            fitted(stock, fit_found),
+            tie_weights=tie_parameters,
+            get_parameter=lambda model, name: attrgetter(name)(model),
+        )
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock

@@ -17,7 +17,6 @@ FORMS = (
     {"shards": 3},
     {"dtype": "F16", "router_bias": True},
     {"dtype": "BF16"},
-    {"pickled": True},
     {"pickled": True, "shards": 2, "dtype": "BF16"},
 )
 
