@@ -178,7 +178,7 @@ def _base_model(
     if on_the_hub:
         return on_the_hub[-1], False
     name = str(config.get("_name_or_path"))
-    is_made_of_it = bool(sources) and bool(sources[0])  # not trained from scratch
+    is_made_of_it = any(sources[:1])  # not trained from scratch
     # As ORG/NAME, and not as the path of a directory that some training wrote.
     is_hub_id = _HUB_ID.fullmatch(name) and not _LOCAL.fullmatch(name)
     return (name if is_made_of_it and is_hub_id else None), False

@@ -45,8 +45,6 @@ _BARE = re.compile(r"(h|layers?|blocks?|encoder|decoder|embeddings|wte|(word|tok
 """Beginning of the names of a base model's tensors."""
 _HEADLESS = re.compile(r"(?<!LMHead)(?<!MT)Model$")
 """End of the name of a class without a head."""
-_BUFFERS = {"position_ids": ("I64",), "token_type_ids": ("I64",), "bias": ("BOOL", "U8")}
-"""End of a tensor's name -> types that it has as a buffer, which MRA still stores; the last is an attention's mask."""
 _ROOTS = {
     "bert": "bert.",
     "roberta": "roberta.",
@@ -181,10 +179,9 @@ class Checkpoint(TensorReader):
             UnsupportedModelError: it is quantised, so that what is stored goes by other names.
             CheckpointError: there is none of this name.
         """
-        info = self.tensors.get(name)
-        if info is None and name in self.quantised:
+        if name not in self.tensors and name in self.quantised:
             raise self.quantised_refusal(name)
-        return super().info(name) if info is None else info
+        return super().info(name)
 
     def quantised_refusal(self, name: str) -> UnsupportedModelError:
         """The error of what would have to compute with a quantised weight."""
@@ -363,7 +360,7 @@ class Checkpoint(TensorReader):
         tensors = {
             with_new_ending(name): at
             for name, at in self._by_stored_name.items()
-            if self.model_type == "mra" or not _is_buffer(at[1].info._replace(name=name))
+            if self.model_type == "mra" or not _is_buffer(name, at[1].info)  # MRA still stores them
         }
         names, is_bare = class_names(self.config), any(map(_BARE.match, tensors))
         if "model_type" not in self.config or counts_beyond(self.config, max(SHARED_LAYERS, len(tensors))):
@@ -412,11 +409,11 @@ class Checkpoint(TensorReader):
         return samples_of(self)
 
 
-def _is_buffer(info: TensorInfo) -> bool:
+def _is_buffer(name: str, info: TensorInfo) -> bool:
     """Whether a tensor is a buffer of an older class: numbers of positions, or the mask of an attention."""
-    ending = info.name.rpartition(".")[2]
+    ending = name.rpartition(".")[2]
     is_mask = ending == "bias" and len(info.shape) == 4 and info.shape[:2] == (1, 1)
-    return is_mask or info.dtype in _BUFFERS.get(ending, ())
+    return is_mask or (ending in ("position_ids", "token_type_ids") and info.dtype == "I64")
 
 
 def open_model(path: Path | str) -> Checkpoint:

@@ -28,14 +28,14 @@ _CONVERTED: dict[Path, TemporaryDirectory[str]] = {}
 """File or directory of the user -> the temporary directory with its checkpoint, removed when Python exits."""
 
 _TASKS = {
-    "SEQ_2_SEQ_LM": "Seq2SeqLM",
-    "CAUSAL_LM": "CausalLM",
-    "SEQ_CLS": "SequenceClassification",
-    "TOKEN_CLS": "TokenClassification",
-    "QUESTION_ANS": "QuestionAnswering",
-    "FEATURE_EXTRACTION": "",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
 }
-"""Task of an adapter, as peft calls it -> end of the name of the AutoModel class of its base model."""
+"""Task of an adapter, as peft calls it -> the class that opens its base model."""
 
 _LABELS = re.compile(r"(^|\.)(score|classif\w+(\.out_proj)?)\.weight$")
 """Name of a weight with a row for each label."""
@@ -156,21 +156,27 @@ def _merge(path: Path, new: Path, say: Say) -> str:
     except PruneError as error:
         raise type(error)(f"{path}: its base model {error.message}", error.remedy) from error
     config = transformers.AutoConfig.from_pretrained(base, local_files_only=True)
-    ending = _TASKS.get(str(adapter.get("task_type")))
-    name = "AutoModel" if not ending else f"AutoModelFor{ending}"
-    model_class = _class_of(config) if ending is None else getattr(transformers, name)
+    name = _TASKS.get(str(adapter.get("task_type")))
+    model_class = getattr(transformers, name) if name else _class_of(config)
     stored = peft.load_peft_weights(str(path), device="cpu").items()
     own = {name.removeprefix("base_model.model.").replace(".base_layer", ""): value for name, value in stored}
     if labels := [len(value) for name, value in own.items() if _LABELS.search(name)]:
         config.num_labels = labels[0]
-    model = model_class.from_pretrained(base, config=config, dtype="auto", local_files_only=True)
+    model, found = model_class.from_pretrained(
+        base, config=config, dtype="auto", local_files_only=True, output_loading_info=True
+    )
+    drawn = found["missing_keys"].difference(own)
     table = model.get_input_embeddings()
     for name, module in [*model.named_modules()]:
         if module is table and (rows := own.get(f"{name}.weight")) is not None:
             model.resize_token_embeddings(len(rows), mean_resizing=False)
     adapted = peft.PeftModel.from_pretrained(model, path)
+    if absent := adapted.load_adapter(path, "default").missing_keys:  # the first call only warns
+        raise CheckpointError(f"{path}: lacks {absent[0]} ({len(absent)} such tensors)")
     _part_from_tied(model, peft.tuners.tuners_utils.BaseTunerLayer)
-    adapted.merge_and_unload().save_pretrained(new)
+    merged = adapted.merge_and_unload()
+    state = {name: value for name, value in merged.state_dict().items() if name not in drawn}
+    merged.save_pretrained(new, state_dict=state)
     for folder in (base, path):
         for file in side_files(folder, ()).carried:
             target = new / file.relative_to(folder)

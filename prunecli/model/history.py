@@ -92,9 +92,7 @@ def pairs_of_steps(
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = value.split(",")
-    return tuple(str(name).strip() for name in value) if isinstance(value, Sequence) else ()
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 @lenient

@@ -102,13 +102,11 @@ def result_config(
     config["model_type"] = family.model_type
     # Of the source's own code the tokenizer's travels along, and the model's where that opens the result.
     keeps_code, foreign = not family.stacks and support.is_stock, source.config.get("auto_map")
-    auto_map: dict[str, Any] = {
-        str(key): value
+    auto_map = {
+        key: value
         for key, value in (foreign.items() if isinstance(foreign, Mapping) else ())
         if not (
-            str(value).startswith(f"{SHIM}.")
-            if keeps_code
-            else str(key).startswith(("AutoModel", "AutoConfig"))
+            str(value).startswith(f"{SHIM}.") if keeps_code else key.startswith(("AutoModel", "AutoConfig"))
         )
     }
     classes = tuple(classes or class_names(source.config))

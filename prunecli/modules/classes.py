@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -120,7 +121,12 @@ def fitted_class(checkpoint: Checkpoint, name: str | None) -> Any:
         def fit_found(model: Any) -> None:
             fit_model(model, checkpoint, layout, skeleton, StockNames(checkpoint, model).place)
 
-        stock = subclass(fitted(stock, fit_found), tie_weights=tie_parameters)
+        # transformers looks for what is shared among the parameters: I-BERT's FFNs have buffers.
+        stock = subclass(
+            fitted(stock, fit_found),
+            tie_weights=tie_parameters,
+            get_parameter=lambda model, name: attrgetter(name)(model),
+        )
     mixture = None if family is None else family.mixture
     if mixture is None:
         return stock

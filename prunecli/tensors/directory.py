@@ -55,6 +55,11 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{path}: holds NaN or infinity, which are no values of JSON, or more than {DEEPEST} levels",
             "Correct the value.",
         )
+    if str(weights := config.get("transformers_weights")).endswith((".safetensors", ".index.json")):
+        raise CheckpointError(
+            f"{path}: transformers_weights names {weights}",
+            "Call the file model.safetensors, an index model.safetensors.index.json, and leave the key out.",
+        )
     older = config.get("model_type")
     if isinstance(older, str) and older in OLDER_TYPES:
         config["model_type"] = OLDER_TYPES[older]
@@ -134,15 +139,7 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
             f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such tensors)",
             "Index and shards are not of one download; download them again.",
         )
-    # Without tensors that the index assigns to another file.
-    return tuple(
-        WeightFile(
-            file.path,
-            {name: held for name, held in file.tensors.items() if weight_map.get(name, shard) == shard},
-            file.spool,
-        )
-        for shard, file in files.items()
-    )
+    return (*files.values(),)
 
 
 MAX_HEADER_BYTES = 100_000_000

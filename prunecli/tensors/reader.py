@@ -230,12 +230,12 @@ class TensorReader(Closing):
 
     @cached_property
     def _by_stored_name(self) -> dict[str, tuple[int, Stored]]:
-        """Every tensor under its name in the files; of a name in two files the first."""
-        tensors: dict[str, tuple[int, Stored]] = {}
-        for index, file in enumerate(self._files):
-            for name, stored in file.tensors.items():
-                tensors.setdefault(name, (index, stored))
-        return tensors
+        """Every tensor under its name in the files; of a name in two files the last, as transformers reads them."""
+        return {
+            name: (index, stored)
+            for index, file in enumerate(self._files)
+            for name, stored in file.tensors.items()
+        }
 
 
 def reading(file: Handle, offset: int, nbytes: int) -> Fill:

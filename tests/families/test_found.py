@@ -119,7 +119,7 @@ def test_types_by_chance(number):
 @pytest.mark.parametrize(
     ("treatment", "model_type", "part"),
     [
-        ("share", "granite", "ffn"),
+        ("share", "ibert", "ffn"),  # has buffers
         ("drop", "granite", "attention"),
         ("drop", "electra", "ffn"),
         ("share", "gptj", "attention"),

@@ -1,5 +1,4 @@
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
@@ -17,7 +17,6 @@ FORMS = (
     {"shards": 3},
     {"dtype": "F16", "router_bias": True},
     {"dtype": "BF16"},
-    {"pickled": True},
     {"pickled": True, "shards": 2, "dtype": "BF16"},
 )
 
@@ -131,7 +130,9 @@ def test_names_of_the_base_model_get_their_prefix(tiny):
     assert found.tobytes() == bare["encoder.layer_norm.bias"].tobytes()
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a": 2}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"a": 1, "a": 2}', "\udcff", '{"transformers_weights": "other.safetensors"}']
+)
 def test_a_damaged_config(tiny, text):
     (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
@@ -187,13 +188,10 @@ def test_an_index_of_another_form(sharded, value):
         open_model(sharded)
 
 
-def test_linked_shards_as_in_a_download_cache(sharded):
-    blobs = Path("blobs").absolute()
-    blobs.mkdir()
-    for path in sharded.glob("*.safetensors"):
-        shutil.move(path, blobs / path.name)
-        path.symlink_to(blobs / path.name)
-    assert len(open_model(sharded).files) == 3
+def test_of_a_tensor_in_two_shards_the_later_is_read_as_by_transformers(sharded):
+    last = sharded / "model-00003-of-00003.safetensors"
+    save_file({**load_file(last), "model.shared.weight": np.zeros((2, 2), np.float32)}, last)
+    assert not open_model(sharded).read("model.shared.weight").any()
 
 
 def test_a_file_that_vanishes_before_it_is_read(tiny):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from prunecli.errors import CheckpointError, PruneError
 from prunecli.model import conversion
@@ -165,6 +165,14 @@ def test_merged_it_says_what_the_adapted_model_says(options, labels, tokens):
         torch.testing.assert_close(merged(text).logits, adapted(text).logits)
 
 
+def test_what_neither_base_nor_adapter_has_is_not_drawn_at_random():
+    peft = pytest.importorskip("peft")
+    model = AutoModel.from_pretrained(tiny_family("base", "bert"))  # of a head that needs no pooler
+    config = peft.LoraConfig(target_modules=["query"], task_type="FEATURE_EXTRACTION")
+    peft.get_peft_model(model, config).save_pretrained("adapter")
+    assert not any("pooler" in name for name in open_model("adapter").tensors)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -173,6 +181,10 @@ def test_merged_it_says_what_the_adapted_model_says(options, labels, tokens):
         ({"base_model_name_or_path": "nowhere/to/be"}, "adapter: its base model nowhere/to/be: no such dir"),
         ({"peft_type": "PREFIX_TUNING"}, r"an adapter \(PREFIX_TUNING\) of .*base, not a whole model"),
         ({"r": 3}, "adapter: cannot be converted"),
+        (
+            {"task_type": "FEATURE_EXTRACTION"},
+            "adapter: lacks base_model.model.layers.0",
+        ),  # names of another class
     ],
 )
 def test_adapters_that_cannot_be_merged(changes, said):

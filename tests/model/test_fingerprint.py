@@ -6,8 +6,6 @@ from tests.tiny import config_of, random_tensors, tiny_nllb_moe, write_weights
 
 FORMS = (
     {"dtype": "F16"},
-    {"shards": 3},
-    {"pickled": True},
     {"pickled": True, "shards": 2, "dtype": "F16"},
     {"config": {"dropout": 0.3}},
 )
