@@ -9,7 +9,7 @@ from prunecli import demo as bundled
 from prunecli.commands import console
 from prunecli.commands.command import OutputOptions
 from prunecli.options import CheckpointPath, argument, option, text_option
-from prunecli.text.choice import TaskName, TextChoice
+from prunecli.text.choice import TaskName, TextChoice, split_option
 from prunecli.text.files import TextFile, is_hub_data, names_of, parse_hub_data
 
 Texts = TypeVar("Texts", bound=TextChoice)
@@ -39,7 +39,7 @@ class ModelsOptions(OutputOptions, TextChoice):
     checkpoints: tuple[CheckpointPath, ...] = argument(
         "Directories or hub models (org/name), baseline first.", "CHECKPOINT", (), role="checkpoint"
     )
-    split: str = text_option("Split of --data.", "test")
+    split: str = split_option("Split of --data.", "test")
     task: TaskName | None = TASK
     demo_model: DemoName = DEMO
 

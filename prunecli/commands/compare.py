@@ -16,9 +16,9 @@ from prunecli.commands.command import OutputOptions, command, plot_option, resul
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.evaluation.options import SimilarityOptions, labels_for
 from prunecli.methods.options import LanguageOptions
-from prunecli.options import CheckpointPath, advanced_option, argument, option, text_option
+from prunecli.options import CheckpointPath, advanced_option, argument, option
 from prunecli.progress import unsaid
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import TextChoice, split_option
 
 
 class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
@@ -32,7 +32,7 @@ class CompareModels(OutputOptions, TextChoice, SimilarityOptions):
         "OTHER",
         role="checkpoint",
     )
-    split: str = text_option("Split of --data.", "test")
+    split: str = split_option("Split of --data.", "test")
     benchmarks: tuple[CheckpointPath, ...] = advanced_option(
         "Checkpoint like CHECKPOINT from another seed, whose similarity to it counts as 100%; may be given again.",
         (),

@@ -23,12 +23,11 @@ from prunecli.options import (
     compute_option,
     hidden_option,
     option,
-    text_option,
     training_option,
     validation_option,
 )
 from prunecli.tensors.quantities import counted
-from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask
+from prunecli.text.choice import HEADLESS, TextChoice, TrainingTask, split_option
 from prunecli.training.options import SCRATCH_RATE, SCRATCH_WARMUP, LossOptions, TrainingOptions
 
 if TYPE_CHECKING:
@@ -81,8 +80,10 @@ class Finetune(WritingOptions, TextChoice, TrainingOptions):
     label_smoothing: float | None = training_option(
         "Label smoothing of the cross-entropy. Default: 0.1.", metavar="S", hidden=True, ge=0, le=1
     )
-    split: str = text_option("Split of --data to train on.", "train")
-    valid_split: str | None = validation_option("Split to validate with. Default: val, if it exists.")
+    split: str = split_option("Split of --data to train on.", "train")
+    valid_split: str | None = validation_option(
+        "Split to validate with. Default: val, if it exists.", excludes="files labelled source_file"
+    )
     valid_text: tuple[Path, ...] = validation_option("Plain text to validate with.", (), role="text")
     valid_labelled: Path | None = validation_option(
         "Labelled text to validate with.", role="text", hidden=True

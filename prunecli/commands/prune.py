@@ -27,7 +27,7 @@ from prunecli.methods.options import (
     NarrowOptions,
     VocabularyOptions,
 )
-from prunecli.options import selection_option
+from prunecli.options import compute_option, selection_option
 from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
@@ -106,6 +106,13 @@ class PruneFfn(ScoredOptions, NarrowOptions):
 
     LEFT_OUT = ("stream",)
 
+    batch_tokens: int = compute_option(
+        "Padded tokens in a batch; fewer take less memory.",
+        4096,
+        recorded=False,
+        ge=1,
+        excludes="metric=gradient",
+    )
     output: Path = output_option("pruned-ffn")
 
 

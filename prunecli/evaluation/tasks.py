@@ -221,9 +221,12 @@ class MaskedLanguageModel(ModelTask):
         examples = mlm_examples(tokenizer, runner.model, text.texts, context=length, seed=options.seed)
         batches = examples.batches(options.batch_tokens)
         nats, tokens = measure_losses(runner, batches, len(text), f"{label}: reading", self.progress)
-        loss = float(nats.sum() / tokens.sum())
-        scores = {"perplexity": perplexity(loss), "loss": loss, "tokens": int(tokens.sum())}
-        return Measured(scores, nats / np.maximum(tokens, 1), {"context": length})
+        scores: dict[str, Json] = {}
+        for name, rows in {"": [*range(len(text))], **text.by_name}.items():
+            count = int(tokens[rows].sum())
+            loss = float(nats[rows].sum() / max(count, 1))
+            scores[name] = {"perplexity": perplexity(loss), "loss": loss, "tokens": count}
+        return Measured(scores.pop(""), nats / np.maximum(tokens, 1), {"context": length}, scores)
 
 
 class Classification(ModelTask):
@@ -338,10 +341,12 @@ class Embedding(ModelTask):
         }
         self.first = self.first or vectors
         scores: Json = {}
+        text, values, by_text = self.data.text, np.zeros(0), dict[str, Json]()
         if all(self.first[name].shape == found.shape for name, found in vectors.items()):
             near = np.concatenate([cosines(self.first[name], found) for name, found in vectors.items()])
-            scores = {"cosine": float(near.mean()), "cosine_5_percent": float(np.quantile(near, 0.05))}
-        text, values = self.data.text, np.zeros(0)
+            scores = _nearness(near)
+            if isinstance(text, PlainText):
+                by_text = {name: _nearness(near[rows]) for name, rows in text.by_name.items()}
         if isinstance(text, LabelledText):
             from scipy.stats import spearmanr
 
@@ -354,7 +359,11 @@ class Embedding(ModelTask):
             scores["retrieval"] = float(values.mean())
             scores["retrieval_by_pair"] = {name: round(float(own.mean()), 6) for name, own in right.items()}
         scores["width"] = next(iter(vectors.values())).shape[1]
-        return Measured(scores, values)
+        return Measured(scores, values, by_text=by_text)
+
+
+def _nearness(cosines: Floats) -> Json:
+    return {"cosine": float(cosines.mean()), "cosine_5_percent": float(np.quantile(cosines, 0.05))}
 
 
 def text_vectors(

@@ -21,7 +21,7 @@ from prunecli.modules.logits import vocabulary_size
 from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences, TokenExamples
-from prunecli.text.choice import TASKS, TaskName, has_decoder, sees_ahead
+from prunecli.text.choice import TASKS, TaskName, has_decoder, scores_texts, sees_ahead
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, label_ids
 from prunecli.text.tokens import encode, language_id, languages, require_rows, tokenized
@@ -59,7 +59,7 @@ def require_task(model: Any, task: TaskName) -> None:
     reads_text = not is_pair or model.main_input_name == "input_ids"
     able = {
         "translation": generates and is_pair and reads_text,
-        "classification": name.endswith("ForSequenceClassification"),
+        "classification": name.endswith("ForSequenceClassification") and not scores_texts(model.config),
         "mlm": name.endswith(("ForMaskedLM", "WithLMHeadModel")),  # the latter: XLM, FlauBERT
         "lm": generates and not is_pair and not sees_ahead(model.config),
         "embedding": not is_pair,
@@ -71,6 +71,8 @@ def require_task(model: Any, task: TaskName) -> None:
             if task == "embedding"
             else "a head that sees the tokens that it is to predict"
             if task == "lm" and generates and not is_pair
+            else "no head that chooses one of several classes"
+            if task == "classification"
             else "no head for it"
             if reads_text
             else f"{model.main_input_name} in the place of text"
@@ -235,13 +237,10 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> TokenEx
     """Texts, or pairs of them, with their classes; what is longer than the model's positions is cut.
 
     Raises:
-        UnsupportedModelError: the model has no classification head, or one for something else than one of two or
-            more classes.
+        UnsupportedModelError: the model has no head that chooses one of several classes.
         DataError: a label that the model does not know.
     """
     require_task(model, "classification")
-    if model.config.num_labels < 2 or model.config.problem_type not in (None, "single_label_classification"):
-        raise UnsupportedModelError("classification: the model's head does not choose one of several classes")
     classes = label_ids(text, model.config.id2label)
     options = {"truncation": True, "max_length": context_length(model, tokenizer), "verbose": False}
     seconds = None if text.seconds is None else list(text.seconds)

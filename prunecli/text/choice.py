@@ -69,6 +69,11 @@ def sees_ahead(config: Any) -> bool:
     return not (config.is_decoder or config.model_type.startswith(("gpt_neox", "trocr")))
 
 
+def scores_texts(config: Any) -> bool:
+    """Whether a classification head scores texts, or has several labels at once, and does not choose one class."""
+    return config.num_labels < 2 or config.problem_type not in (None, "single_label_classification")
+
+
 def task_of_class(name: str, *, is_pair: bool) -> TrainingTask:
     """The task of a class of transformers.
 
@@ -90,8 +95,9 @@ def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
     is_pair = not checkpoint.runs_stock or checkpoint.config.get("is_encoder_decoder") is True
     stock = stock_class(checkpoint)
     task = task_of_class(stock.__name__, is_pair=is_pair)
-    is_blind = task != "lm" or not sees_ahead(own_config(checkpoint, stock))
-    return task if is_blind else "feature-extraction"
+    unmeasured = {"lm": sees_ahead, "classification": scores_texts}.get(task)
+    is_unmeasured = unmeasured is not None and unmeasured(own_config(checkpoint, stock))
+    return "feature-extraction" if is_unmeasured else task
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:
@@ -159,6 +165,8 @@ NAMED_TEXT = option(
 
 
 _text_option = partial(text_option, recorded=False)
+split_option = partial(text_option, excludes="text files labelled source_file")
+"""Field `split`: other text than that of `data` has no splits."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +227,7 @@ class TextChoice(Options):
     )
     langs: tuple[Name, ...] | None = _text_option("Languages of --data, in all pairs.", metavar="A,B,C")
     pairs: tuple[Name, ...] | None = _text_option("Language pairs.", metavar="A-B,C-D", excludes="langs")
-    split: str | None = _text_option("Split of --data. Default: val.")
+    split: str | None = split_option("Split of --data. Default: val.", recorded=False)
     source_file: Path | None = _text_option(
         "Sentences of one pair, with --pairs.",
         role="text",

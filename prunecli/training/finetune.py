@@ -155,9 +155,12 @@ def train(
                         f"{options.batch_tokens:,}{of}",
                         "Give more text, or a smaller `batch_tokens`.",
                     )
-                report(f"The training text has {tokens:,} tokens: each update takes all of it.")
-                options = options.updated(batch_tokens=tokens)
+                report(f"The training text has {tokens:,} tokens, less than one update could take.")
             steps = arguments.max_steps = _steps(examples, options, process_group)
+            if keep is not None and max(keep.at, default=0) > steps:
+                raise UsageError(
+                    f"`keep_at`: the run ends after {counted(steps, 'update')}", "Leave later ones out."
+                )
             if options.warmup > steps:
                 half = arguments.warmup_steps = steps // 2
                 report(
@@ -388,7 +391,7 @@ def finetune(
         what = "vectors" if task == "embedding" else "hidden states"
         if options.teacher is None:
             raise UsageError(
-                f"`task={task}`: a model without a head learns a teacher's {what}",
+                f"`task={task}`: the model learns a teacher's {what}",
                 "Name the model that it comes from with `teacher=DIR`.",
             )
         if task == "embedding" and start.config is not None:
@@ -408,6 +411,8 @@ def finetune(
     data = choice if isinstance(choice, TrainingData) else read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"`metric={options.metric}` goes with `task=translation`", "Leave it out.")
+    if data.valid is None:
+        options.refuse(("metric", "patience"), "needs text to validate with", "Name some, or leave it out.")
     if dry_run:
         ends = {"update": options.steps, "epoch": options.epochs, "minute": options.minutes}
         until = " or ".join(counted(count, name) for name, count in ends.items() if count is not None)

@@ -155,7 +155,7 @@ def load_teacher(
 
     Raises:
         UsageError: another vocabulary, or other special tokens, where vectors of texts are not all that is compared;
-            another width where hidden states are.
+            other classes of a classifier; another width where hidden states are.
         PruneError: it cannot be loaded, or is for another task.
     """
     path, dtype = options.teacher, options.dtype
@@ -184,12 +184,13 @@ def load_teacher(
         require_task(teacher, task)
     teacher.config.use_cache = False
     choose_attention(teacher, device, dtype)
-    for key in COMPARED if by_token else ():
+    classes = ("id2label",) if task == "classification" else ()
+    for key in (*COMPARED, *classes) if by_token else ():
         own, other = getattr(student.config, key, None), getattr(teacher.config, key, None)
         if own != other:
             raise UsageError(
                 f"{path}: the teacher's {key} is {other}, the model's is {own}",
-                "A teacher must be given the same tokens: name another one.",
+                "A teacher must have the same tokens and classes: name another one.",
             )
     if options.loss.hidden:
         own, other = (getattr(model.config, "hidden_size", None) for model in (student, teacher))

@@ -95,7 +95,9 @@ class TrainingOptions(BatchOptions):
     metric: ValidationMetric = validation_option(
         "Score by which the best model is chosen.", "loss", flag="--measure"
     )
-    beam: int = validation_option("Beams of the translations for chrf++.", 1, ge=1, hidden=True)
+    beam: int = validation_option(
+        "Beams of the translations for chrf++.", 1, ge=1, hidden=True, needs="metric=chrf++"
+    )
     patience: int | None = validation_option(
         "Stop after N validations without a better one.", ge=1, hidden=True
     )

@@ -40,7 +40,7 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
             if isinstance(module, nn.Dropout):
                 module.p = options.dropout
             for name, value in vars(module).items():
-                if isinstance(value, float) and "dropout" in name and not name.endswith(APART):
+                if isinstance(value, float) and "drop" in name and not name.endswith(APART):
                     setattr(module, name, options.dropout)
     if options.lora is not None:
         _adapt(model, checkpoint, options)

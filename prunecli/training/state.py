@@ -372,7 +372,7 @@ class Start:
                     say(f"{MODULES_FILE} says how texts are pooled: `task=embedding`, their vectors.")
                     return "embedding"
                 say(
-                    "A model without a head: `task=feature-extraction`, all hidden states; "
+                    "The model has no head that is trained: `task=feature-extraction`, all hidden states; "
                     "`task=embedding` is for vectors."
                 )
                 return task

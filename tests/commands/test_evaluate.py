@@ -217,7 +217,7 @@ def test_enough_texts_for_a_test(task_folder):
     ("arguments", "task"),
     [
         ("full small --text a.txt.gz", "lm"),
-        ("masked --text a.txt.gz", "mlm"),
+        ("masked --text all=a.txt.gz", "mlm"),
         ("c-full c-small --labelled text.tsv.gz", "classification"),
         ("undeclared --text a.txt.gz --context 9", "lm"),
     ],
@@ -236,6 +236,8 @@ def test_the_task_is_what_the_model_is_for(task_folder, arguments, task):
     assert found["task"] == task
     if task == "lm":
         assert found["results"][0]["context"] == (9 if "undeclared" in arguments else 64)
+    if task == "mlm":
+        assert found["results"][0]["by_text"] == {"all": found["results"][0]["scores"]}
     done(arguments.replace(".gz", ""), f"--task {task} -o plain.json")
     assert json_of("plain.json")["results"] == found["results"]
 

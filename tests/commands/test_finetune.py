@@ -174,6 +174,10 @@ def test_a_classifier():
     figures = json_of("out.finetune.json")
     assert figures["arguments"]["task"] == "classification"
     assert len(figures["validation"]) == 3
+    shutil.copytree("bert", "other")
+    change_config("other", "num_labels", id2label={"0": "LABEL_1", "1": "LABEL_0", "2": "LABEL_2"})
+    taught = run("bert --teacher other --labelled train.tsv", SMALL, "-o other-out")
+    refused(taught, "the teacher's id2label is {0: 'LABEL_1', ")
 
 
 def test_an_interrupt_says_how_to_go_on(monkeypatch):
@@ -211,6 +215,9 @@ def test_another_checkpoint_and_other_files_are_named():
     ("gpt2 --text data/train.eng_Latn --measure chrf++", "--measure chrf++"),
     (f"gpt2 {PAIR} --task translation", "no head for it", 1),
     (f"model {PAIR} --split dev", "no split 'dev'", 1),
+    ("gpt2 --text data/train.eng_Latn --split dev", "--split does not go with --text"),
+    ("gpt2 --text data/train.eng_Latn --patience 1", "--patience needs text to validate with"),
+    (f"model {PAIR} --batch-tokens 100 --steps 4 --keep-at 2,5", "--keep-at: the run ends after 4 updates"),
     (f"model {PAIR} --batch-tokens 9999", "less than one update", 1),
     (f"model {PAIR} -o model", "overlaps", 1),
     (f"model {PAIR} -o figures", "figures.finetune.json: exists", 1),

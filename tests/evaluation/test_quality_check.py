@@ -64,14 +64,15 @@ def test_every_command_checks_on_request(command, case, arguments, models):
 
 
 @pytest.mark.parametrize(
-    ("head", "line"),
+    ("head", "labels", "line"),
     [
-        ("BertModel", "Vectors of 3 texts of text.txt: mean cosine to the original's 0."),
-        ("BertForSequenceClassification", "Classes of 3 texts of text.txt: "),
+        ("BertModel", 2, "Vectors of 3 texts of text.txt: mean cosine to the original's 0."),
+        ("BertForSequenceClassification", 2, "Classes of 3 texts of text.txt: "),
+        ("BertForSequenceClassification", 1, "Vectors of 3 texts of text.txt: mean cosine"),
     ],
 )
-def test_outputs_are_compared_with_the_original(head, line):
-    model = tiny_family("model", "bert", architectures=[head])
+def test_outputs_are_compared_with_the_original(head, labels, line):
+    model = tiny_family("model", "bert", architectures=[head], num_labels=labels)
     assert line in done(prune_layers, model, "--remove 0,1 --check text.txt").out
 
 

@@ -170,7 +170,7 @@ def cosine_table(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def test_cosine_to_the_first(models):
-    choice = TextChoice(files=(texts_in("t.txt", TEXTS),))
+    choice = TextChoice(files=(texts_in("t.txt", TEXTS[:2]), texts_in("u.txt", TEXTS[2:])), names=("t", "u"))
     found = evaluate(models, choice, VECTORS)
     assert found.task == "embedding"
     first, other = found.results
@@ -178,6 +178,7 @@ def test_cosine_to_the_first(models):
     assert first.scores["cosine"] == 1.0
     assert other.scores["cosine"] == pytest.approx(want.mean(), abs=1e-5)
     assert other.scores["cosine_5_percent"] == pytest.approx(np.quantile(want, 0.05), abs=1e-5)
+    assert other.by_text["t"]["cosine"] == pytest.approx(want[:2].mean(), abs=1e-5)
 
 
 def test_scored_pairs(models):

@@ -68,8 +68,8 @@ def test_causal_language_models_read_whole_files_and_all_others_lines(task, aske
     [
         (TextChoice(pairs="a-b, b-a"), ("a-b", "b-a"), "val"),
         (TextChoice(data="data", split="dev", langs=("a", "b")), ("a", "b"), "dev"),
-        (TextChoice(source_file="a", target_file="b", pairs="a-b", split="val"), ("a-b",), None),
-        (TextChoice(files=("a, b.txt", "c.txt"), split="val"), ("a, b.txt", "c.txt"), None),
+        (TextChoice(source_file="a", target_file="b", pairs="a-b"), ("a-b",), None),
+        (TextChoice(files=("a, b.txt", "c.txt")), ("a, b.txt", "c.txt"), None),
         (TextChoice(labelled="a.tsv"), ("a.tsv",), None),
         (TextChoice(), (), "val"),
     ],

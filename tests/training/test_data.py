@@ -17,8 +17,8 @@ class Numbered(Examples):
 
     lengths = ()
 
-    def __init__(self, lengths, max_rows=None):
-        self.lengths, self.max_rows = lengths, max_rows
+    def __init__(self, lengths):
+        self.lengths = lengths
 
     def batch(self, rows):
         return Batch({"rows": torch.tensor(rows)}, torch.tensor(rows), tuple(rows))
@@ -40,11 +40,6 @@ def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, p
     for batch in (batch for share in shares for batch in share):
         longest = max(max(lengths[row]) for row in batch)
         assert len(batch) == 1 or len(batch) * longest <= budget
-
-
-def test_examples_say_how_many_go_together():
-    """One at a time where a classifier knows no padding."""
-    assert len([*BucketSampler(Numbered([(3, 3)] * 10, max_rows=1), 60, 0)]) == 10
 
 
 def test_the_order_is_of_the_epoch_and_the_seed():

@@ -42,19 +42,6 @@ def scored(labels):
     return [(row, column) for row, column in (labels != -100).nonzero().tolist()]
 
 
-SIZES = (st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9))
-
-
-@given(*SIZES, st.floats(0.5, 4.0))
-def test_distillation(seed, batch, length, vocabulary, temperature):
-    logits, labels = logits_and_labels(seed, batch, length, vocabulary)
-    taught, _ = logits_and_labels(seed + 1000, batch, length, vocabulary)
-    expected = sum(divergence(logits[at].tolist(), taught[at].tolist(), temperature) for at in scored(labels))
-    kept = labels != -100
-    found = float(distillation(logits[kept], taught[kept], temperature))
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
 def distance(own, other, places):
     return sum(squared_distance(own[at].tolist(), other[at].tolist()) for at in places)
 

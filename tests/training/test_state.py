@@ -48,7 +48,7 @@ def test_the_space_is_checked_before_the_first_step(run, monkeypatch):
     assert not list(Path().glob("*out*"))
 
 
-@pytest.mark.parametrize("more", [{}, {"save_every": 2, "keep_at": (3, 9), "dtype": "float64"}])
+@pytest.mark.parametrize("more", [{}, {"save_every": 2, "keep_at": (3,), "dtype": "float64"}])
 def test_the_space_is_what_a_training_holds_at_most(run, monkeypatch, more):
     needed, held, remove = [], [], shutil.rmtree
 
