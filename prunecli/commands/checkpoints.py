@@ -152,5 +152,5 @@ def _bundled(demo: DemoName) -> Path:
 
 
 def ask_huge_pages() -> None:
-    """Have torch ask for huge pages, of which it takes note at its first tensor: see `modules.machine`."""
+    """Have torch ask for huge pages, of which it takes note at its first tensor."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

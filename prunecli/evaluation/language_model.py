@@ -88,9 +88,8 @@ class Reference:
         Of the first model the last hidden states and the head are stored; all other weights are freed.
 
         Returns:
-            A row for each `example` and `span` n of it, which has 2^n to 2^(n + 1) - 1 tokens of the window before it:
-            sums over the counted tokens. `nats`: -log q; `divergence`: KL(p || q) in nats, 0 for p; `agreed`: how often
-            p and q have the same most probable token; `tokens`: their number.
+            A row for each `example`: sums over the counted tokens. `nats`: -log q; `divergence`: KL(p || q) in nats, 0
+            for p; `agreed`: how often p and q have the same most probable token; `tokens`: their number.
 
         Raises:
             UsageError: its vocabulary has another size than the first model's; as `runner` does.
@@ -124,13 +123,11 @@ class Reference:
 
         def finish(batch: Batch, made: tuple[Tensor, Tensor, Logits | None]) -> int:
             values, mask, logits = made
-            rows, places = mask.numpy().nonzero()
-            examples = np.array(batch.indices)[rows]
+            examples = np.array(batch.indices)[mask.numpy().nonzero()[0]]
             require_finite(values[:2].sum(dim=0), replace(batch, indices=tuple(examples)))
-            # The label at place t has t + 1 tokens before it.
-            keys = {"example": examples, "span": np.log2(places + 1).astype(int), "tokens": 1}
+            keys = {"example": examples, "tokens": 1}
             sums = dict(zip(("nats", "divergence", "agreed"), values.double().cpu().numpy(), strict=True))
-            found.append(pd.DataFrame(keys | sums).groupby(["example", "span"], as_index=False).sum())
+            found.append(pd.DataFrame(keys | sums).groupby("example", as_index=False).sum())
             if logits is not None:
                 if logits.has_states:
                     self._held[batch.indices] = self._states.put(logits.states)
@@ -264,8 +261,8 @@ class CausalLanguageModel(ModelTask):
             nats = read.groupby("text")["nats"].sum().reindex(range(len(texts)), fill_value=0.0)
             values = nats.to_numpy() / np.log(2) / [len(text.encode()) for text in texts]
         elif windows == self.windows:  # other windows cannot be tested against the first model's
-            sums = read.groupby("example")[["nats", "tokens"]].sum()
-            values = (sums["nats"] / sums["tokens"]).to_numpy()
+            read = read.sort_values("example")
+            values = (read["nats"] / read["tokens"]).to_numpy()
         return Measured(scores.pop(""), values, cut, scores)
 
     def _scores(self, found: pd.DataFrame, name: str, *, compared: bool) -> Json:
@@ -286,16 +283,6 @@ class CausalLanguageModel(ModelTask):
         if compared:
             scores["kl_divergence"] = float(found["divergence"].sum() / tokens)
             scores["top1_agreement"] = float(found["agreed"].sum() / tokens)
-            # Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c).
-            scores["by_position"] = [
-                {
-                    "first": 1 << n,
-                    "last": (2 << n) - 1,
-                    "tokens": int(own["tokens"].sum()),
-                    "kl_divergence": round(own["divergence"].sum() / own["tokens"].sum(), 6),
-                }
-                for n, own in found.groupby("span")
-            ]
         return scores
 
     def _continue(

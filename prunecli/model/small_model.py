@@ -49,7 +49,6 @@ def in_evaluation(model: Any) -> Any:
 def opened(
     skeleton: Skeleton | None,
     tensors: Mapping[str, Tensor],
-    dtype: torch.dtype,
     fit: Callable[[Any], None] | None = None,
     *,
     surplus: bool = False,
@@ -64,6 +63,7 @@ def opened(
     """
     if skeleton is None:
         raise ValueError("transformers refuses the smaller config")
+    dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     model_class = skeleton.model_class if fit is None else fitted(skeleton.model_class, fit)
     with quiet():
         model, told = model_class.from_pretrained(

@@ -105,7 +105,7 @@ class Trial:
                 try:
                     trial = cls(made, random_model(made, dtype), cached=False)
                     # Some classes make the row of the padding token zero on opening.
-                    trial = replace(trial, model=trial._opened(made, stored_form(trial.model)))
+                    trial = replace(trial, model=opened(made, stored_form(trial.model)))
                     trial.logits(trial.model)
                 except Exception as error:  # of any kind: what a class makes of sizes that it does not like
                     failure = error
@@ -159,7 +159,7 @@ class Trial:
     def only_unties(self) -> bool:
         """Whether such a config changes nothing else."""
         with suppress(Exception):  # of any kind: transformers opens no such model
-            changed = self._opened(self._untied, stored_form(self.model))
+            changed = opened(self._untied, stored_form(self.model))
             return bool((self.logits(changed) == self._whole).all())
         return False
 
@@ -210,7 +210,7 @@ class Trial:
         if not axes:
             known = torch.tensor(by_chance[0])
             cut, _ = self._without(held, carriers, dict.fromkeys(carriers, by_chance[0]))
-            smaller = self._opened(self.skeleton.changed(units.changes(half)), cut)
+            smaller = opened(self.skeleton.changed(units.changes(half)), cut)
             text = random_tokens(half)
             expected = self.logits(self.model, known[text])
             expected = expected[..., known] if expected.shape[-1] == held else expected
@@ -235,7 +235,7 @@ class Trial:
             gone = sorted({*range(held)}.difference(stays))
             with fold_norms(stream_norms(model, places), stays, gone) if is_stream else nullcontext():
                 expected = self.logits(model, cached=is_last)
-            smaller = self._filled(smaller, cut, carriers) or self._opened(smaller_skeleton, cut)
+            smaller = self._filled(smaller, cut, carriers) or opened(smaller_skeleton, cut)
             apart = max(apart, self._apart(expected, smaller, cached=is_last))
         return apart
 
@@ -245,7 +245,7 @@ class Trial:
         Args:
             changed: names of those that differ from its own.
         """
-        return self._filled(self._spare, tensors, changed) or self._opened(self.skeleton, tensors)
+        return self._filled(self._spare, tensors, changed) or opened(self.skeleton, tensors)
 
     @cached_property
     def _spare(self) -> Any:
@@ -291,7 +291,7 @@ class Trial:
                     pick_bias(model.get_submodule(attention), own, units.held)
 
         expected = self.logits(self._masked(masked, carriers))
-        return self._apart(expected, self._opened(self.skeleton, cut, fit))
+        return self._apart(expected, opened(self.skeleton, cut, fit))
 
     @cached_property
     def turned(self) -> frozenset[str]:
@@ -369,7 +369,7 @@ class Trial:
             cut[name] = stored[name].index_select(
                 carrier.dim, _rows(stored[name], carrier, kept, stack.depth)
             )
-        smaller = self._opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
+        smaller = opened(self.skeleton.changed(stack.changes(self.skeleton, kept)), cut)
         with ExitStack() as hooks:
             for name, number in product(stack.modules, {*range(stack.depth)}.difference(kept)):
                 layer = self.model.get_submodule(name)[number]
@@ -401,7 +401,7 @@ class Trial:
         """
         masked = stored_form(self.model)
         masked |= {name: torch.zeros_like(masked[name]) for name in outputs}
-        model = self._opened(self.skeleton, masked)
+        model = opened(self.skeleton, masked)
         for name in (name for norm in after for name in norms[norm]):
             model.get_submodule(module_of(self.modules[name])).register_forward_hook(
                 hand_on, with_kwargs=True
@@ -421,7 +421,7 @@ class Trial:
                 parameter.data = data
         gone = {name for norm in idle for name in norms[norm]}
         kept = {name: tensor for name, tensor in masked.items() if name not in gone}
-        found = self._opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
+        found = opened(self.skeleton, kept, lambda model: remove(model, idle), surplus=True)
         return idle, self._apart(expected, found)
 
     def runs_by_layer(self, stacks: Sequence[LayerKey]) -> bool:
@@ -477,7 +477,7 @@ class Trial:
         Raises:
             Exception: as `of_units`.
         """
-        smaller = self._opened(self.skeleton.changed(changes), cut)
+        smaller = opened(self.skeleton.changed(changes), cut)
         model = self._masked({**stored_form(self.model), **never}, never)
         with NeverPicked():
             expected = self.logits(model)
@@ -538,17 +538,6 @@ class Trial:
         if not bool(torch.isfinite(found).all()):
             raise ValueError("logits are not finite")
         return found
-
-    def _opened(
-        self,
-        skeleton: Skeleton | None,
-        tensors: Mapping[str, Tensor],
-        fit: Callable[[Any], None] | None = None,
-        *,
-        surplus: bool = False,
-    ) -> Any:
-        """See `opened`; in the type of the small model."""
-        return opened(skeleton, tensors, self.model.dtype, fit, surplus=surplus)
 
 
 class _Stopped(BaseException):

@@ -1,6 +1,5 @@
 """The report page: its introduction, and a section for each kind of content that the directory has."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,6 @@ from prunecli.report.charts import (
     Point,
     bars,
     colour_range,
-    curves,
     heat_map,
     kept_of,
     kept_units,
@@ -61,12 +59,8 @@ def quality_section(data: ReportData) -> Content:
         rows = rows_of(evaluation, data)
         unit, lost = _lost(rows)
         yield Heading(name)
-        charts = _by_position(rows)
-        for key, score in evaluation.shown_scores.items():
-            if not score.form.endswith("d"):
-                charts = [*_charts(key, score, rows, unit, lost), *charts]
-                break
-        if charts:
+        drawn = [item for item in evaluation.shown_scores.items() if not item[1].form.endswith("d")]
+        if charts := [chart for item in drawn[:1] for chart in _charts(*item, rows, unit, lost)]:
             yield charts
         main, *others = evaluation.shown(MOST_PAIRS if len(rows) <= MOST_CHECKPOINTS else 0)
         sized = []
@@ -148,19 +142,6 @@ def _charts(
             ]
             joined = values is not by_speed
             yield reduction_curves(caption, models, (x_title, y_title), least=2, is_joined=joined)
-
-
-def _by_position(rows: Sequence[Row]) -> list[Picture]:
-    """Return the chart of divergence by position (2510.13999, Figure 4c), if it was measured."""
-    points = []
-    for row in rows:
-        spans, label = row.result.scores.get("by_position", []), row.result.checkpoint
-        own = [Point(math.log2(span["first"]), span["kl_divergence"], label, label) for span in spans]
-        points += own if len(own) > 1 else []
-    if not points:
-        return []
-    name = "KL divergence, nats"
-    return [curves(f"{name} by position", points, "tokens before, log₂", f"{name} (lower is better)")]
 
 
 MAPPED = ("expert", "head", "layer")

@@ -20,7 +20,6 @@ from prunecli.results.document import (
     Row,
     Shown,
     Tables,
-    Total,
     first_fault,
     maybe,
     millions,
@@ -50,15 +49,6 @@ LEAST = 30
 GROUPS = {"source": "source_group", "target": "target_group"}
 
 
-class _Span(TypedDict):
-    """Divergence where so many tokens come before."""
-
-    first: Total
-    last: Count
-    tokens: Count
-    kl_divergence: Number
-
-
 class _Tested(TypedDict):
     """A score in the bootstrap test against the first checkpoint's."""
 
@@ -80,7 +70,6 @@ class _Known(TypedDict, total=False):
     bootstrap: dict[str, _Tested]
     difference: dict[str, dict[str, Number]]
     significant: dict[str, _Tally]
-    by_position: list[_Span]
     f1_by_class: dict[str, Number]
 
 
@@ -286,9 +275,7 @@ class Evaluation(Document):
         return counts and f"{counts['worse']} worse, {counts['better']} better of {len(self.pairs)}"
 
     def _tables(self) -> Tables:
-        """Translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
-        `by_position`, `f1_by_class`.
-        """
+        """`pairs`, `mean`, `by_source`, `by_target`, `by_group` of translation, or `scores`, `by_text`, `f1_by_class`."""
         found: Tables = defaultdict(list)
         for result in self.results:
             name, about = {"checkpoint": result.checkpoint}, scalars(result.to_json())
@@ -305,10 +292,8 @@ class Evaluation(Document):
             for scores in result.by_group:
                 renamed = {GROUPS.get(key, key): value for key, value in scores.items()}
                 found["by_group"].append({**name, **_scores(renamed)})
-            for text, scores in {"": result.scores, **result.by_text}.items():
-                of_text = {**name, "text": text} if text else name
-                found["by_text"] += [{**of_text, **scalars(scores)}] if text else []
-                found["by_position"] += [{**of_text, **span} for span in scores.get("by_position", [])]
+            for text, scores in result.by_text.items():
+                found["by_text"].append({**name, "text": text, **scalars(scores)})
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [{**name, "class": key, "f1": value} for key, value in by_class.items()]
         return found

@@ -451,13 +451,6 @@ def test_sizes_of_the_text_model_move_from_the_top():
     assert written["text_config"]["num_hidden_layers"] == 2
 
 
-def test_a_config_without_a_type_opens():
-    cutting.saved("electra", "model")
-    change_config("model", "model_type", architectures=["ElectraModel"])
-    with pytest.raises(CheckpointError, match='names no "model_type"'):
-        open_model("model").require_architecture()
-
-
 def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
     """T5Gemma's decoder keeps one key/value head in each attention first; its query heads look like heads then."""
     cutting.saved("t5gemma", "model")

@@ -21,13 +21,10 @@ def divergence(p: Sequence[float], q: Sequence[float]) -> float:
     return math.fsum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
 
 
-def compared(models: Sequence[Any], ids: Sequence[int], counted: int) -> list[tuple[int, float, bool]]:
-    """Each counted place, its divergence, and whether both models have the same most probable token there."""
+def compared(models: Sequence[Any], ids: Sequence[int], counted: int) -> list[tuple[float, bool]]:
+    """Of each counted place its divergence, and whether both models have the same most probable token there."""
     both = zip(*(distributions(model, ids, counted) for model in models), strict=True)
-    return [
-        (place, divergence(p, q), p.index(max(p)) == q.index(max(q)))
-        for place, (p, q) in enumerate(both, start=len(ids) - counted)
-    ]
+    return [(divergence(p, q), p.index(max(p)) == q.index(max(q))) for p, q in both]
 
 
 def continued(model: Any, prompt: Sequence[int], count: int, end: int | None) -> list[int]:

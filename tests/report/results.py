@@ -46,22 +46,13 @@ def language_model() -> dict[str, Any]:
 
 
 def language_model_by_text() -> dict[str, Any]:
-    """With two named texts, and the divergence from the first by position."""
+    """With two named texts."""
     payload = language_model()
     for number, result in enumerate(payload["results"]):
         result["by_text"] = {
             name: {"perplexity": value + number, "tokens": 50}
             for name, value in (("code", 5.25), ("prose", 40.5))
         }
-        if number:
-            spans = [(1, 1, 0.875), (2, 3, 0.5), (4, 7, 0.25)]
-            result["scores"] |= {
-                "kl_divergence": 0.375,
-                "by_position": [
-                    {"first": first, "last": last, "tokens": 10, "kl_divergence": value}
-                    for first, last, value in spans
-                ],
-            }
     return payload
 
 

@@ -79,16 +79,10 @@ def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone():
     assert ("small", 150, 58.25) in points(found, "chrF++ against speed")
 
 
-def test_scores_by_text_and_divergence_by_position():
+def test_scores_by_text():
     found = page(lm=results.language_model_by_text())
     says(found, "By text", "code", "5.25", "6.25", "prose", "40.5", "41.5")
-    assert "KL divergence, nats by position" in found.figures
-    assert ("small", 1, 0.5) in points(found, "KL divergence, nats by position")
-    assert axis(found, "KL divergence, nats by position", "y").startswith(
-        "KL divergence, nats (lower is better)"
-    )
     found = page(lm=results.language_model())
-    assert "KL divergence, nats by position" not in found.charts
     assert "By text" not in found.text
 
 

@@ -83,11 +83,6 @@ GATES = statistics(("qba", "qbo")).to_json()
     ("scores", "message"),
     [
         ({"bootstrap": {"chrf++": {"p_value": 0.5, "mean": 1.0}}}, r".*\.ci95: Field required"),
-        ({"by_position": ["-1"]}, r"by_position\.0: Input should be a valid dictionary"),
-        (
-            {"by_position": [{"first": 0, "last": 1, "tokens": 3, "kl_divergence": 0.5}]},
-            r"by_position\.0\.first: Input should be greater than or equal to 1",
-        ),
         ({"difference": {"chrf++": {"mean": "much"}}}, r".*\.mean: Input should be a valid number"),
         ({"significant": {"chrf++": 3}}, r"significant\.chrf\+\+: Input should be a valid dictionary"),
         ({"f1_by_class": [1]}, "f1_by_class: Input should be a valid dictionary"),
