@@ -275,7 +275,10 @@ class Evaluation(Document):
         return counts and f"{counts['worse']} worse, {counts['better']} better of {len(self.pairs)}"
 
     def _tables(self) -> Tables:
-        """`pairs`, `mean`, `by_source`, `by_target`, `by_group` of translation, or `scores`, `by_text`, `f1_by_class`."""
+        """`pairs`, `mean` and `by_source`, `by_target`, `by_group` of translation.
+
+        Of other tasks `scores`, `by_text` and `f1_by_class`.
+        """
         found: Tables = defaultdict(list)
         for result in self.results:
             name, about = {"checkpoint": result.checkpoint}, scalars(result.to_json())
