@@ -132,9 +132,10 @@ class Reference:
                 if logits.has_states:
                     self._held[batch.indices] = self._states.put(logits.states)
                 self._head = logits
-            return int(batch.inputs["attention_mask"].sum())
+            return batch.tokens
 
-        run_forward(runner, self.batches, forward, finish, (what, None, "tokens"), progress, beside=beside)
+        line = what, sum(batch.tokens for batch in self.batches), "tokens"
+        run_forward(runner, self.batches, forward, finish, line, progress, beside=beside)
         if is_first and len(self._held) < len(self.batches):
             self._model, self._head = runner.model, None
         elif is_first and self._head is not None:

@@ -359,17 +359,14 @@ def measure_losses(
     """
     nats, tokens = np.zeros(count), np.zeros(count, np.int64)
 
-    def read(batch: Batch) -> int:
-        return int(batch.inputs["attention_mask"].sum())
-
     def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
         sums, counts = losses
         require_finite(sums, batch)
         nats[[*batch.indices]] += sums.double().cpu().numpy()
         tokens[[*batch.indices]] += counts.numpy()
-        return read(batch)
+        return batch.tokens
 
-    line = what, sum(map(read, batches)), "tokens"
+    line = what, sum(batch.tokens for batch in batches), "tokens"
     run_forward(runner, batches, partial(token_losses, runner.model), finish, line, progress)
     return nats, tokens
 

@@ -33,6 +33,11 @@ class Batch:
     text: str = ""
 
     @property
+    def tokens(self) -> int:
+        """Number of tokens that are read, padding aside."""
+        return int(self.inputs["attention_mask"].sum())
+
+    @property
     def with_labels(self) -> dict[str, Tensor]:
         """The inputs and `labels`, as transformers' Trainer hands a batch on."""
         return {**self.inputs, "labels": self.labels}

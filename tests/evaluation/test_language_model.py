@@ -1,4 +1,4 @@
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +234,16 @@ def expected(first: Any, other: Any) -> tuple[list[float], list[int]]:
 
 
 def measured(first: Any, *others: Any) -> list[pd.DataFrame]:
+    done = []
+
+    @contextmanager
+    def progress(_what, total=None, _unit="steps"):
+        yield done.append
+        assert sum(done) == total
+        done.clear()
+
     with closing(Reference(batches())) as kept:
-        return [kept.measure(InMemory(model), "reading") for model in (first, *others)]
+        return [kept.measure(InMemory(model), "reading", progress) for model in (first, *others)]
 
 
 def made(model_type: str, seed: int) -> Any:
