@@ -115,6 +115,41 @@ def test_signals_in_the_middle(number, status, existing):
     assert everything() == before
 
 
+LATE = """
+import os, signal, threading, time
+from prunecli.commands import app
+
+class Late(threading.Condition):
+    def __enter__(self):
+        taken = super().__enter__()
+        if when == "taken":
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken
+
+    def __exit__(self, *error):
+        if when == "given back":
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().__exit__(*error)
+
+app._heed_signals()
+for when in ("taken", "given back"):
+    lock = Late(threading.Lock())
+    try:
+        with lock:
+            time.sleep(5)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        assert lock.acquire(blocking=False)
+    else:
+        raise SystemExit("not interrupted")
+"""
+
+
+def test_signals_leave_no_lock_taken():
+    """Of a pool of threads, say, which would wait for it without end."""
+    subprocess.run([sys.executable, "-c", LATE], check=True)
+
+
 def test_a_third_one_ends_it_at_once():
     """Reads that never come back, as from a network that is gone, would keep it."""
     with start(SLOW.replace("0.2", "60")) as process:

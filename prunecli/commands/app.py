@@ -179,9 +179,10 @@ def _once_more(number: int) -> None:
 def _heed_signals() -> None:
     """Ctrl-C and a polite kill unwind the stack, so that nothing half-written stays behind."""
 
-    def heed(number: int, _frame: object) -> None:
+    def heed(number: int, frame: Any) -> None:
         numpy = getattr(sys.modules.get("numpy"), "__spec__", None)
-        if getattr(numpy, "_initializing", False):  # its C code makes an ImportError of whatever is raised
+        # numpy's C code makes an ImportError of whatever is raised; at the ends of a `with` a lock would stay taken.
+        if getattr(numpy, "_initializing", False) or frame.f_code.co_name in ("__enter__", "__exit__"):
             _once_more(number)
             return
         _CAME.append(number)

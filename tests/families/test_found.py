@@ -456,8 +456,7 @@ def test_single_heads_of_one_stack_stay_when_the_other_loses_heads():
     cutting.saved("t5gemma", "model")
     for source, output, kinds in (("model", "once", ["head"]), ("once", "twice", ["unit", "head"])):
         checkpoint = open_model(source)
-        found = cutting.axes_found(checkpoint)
-        axes = [axis for kind in kinds for axis in found[kind]]
+        axes = [axis for kind in kinds for axis in axes_of(checkpoint, kind)]
         kept = cutting.kept_of(checkpoint, axes, 0, uneven=len(kinds) > 1)
         written(checkpoint, Selection(kept, step={"command": "test"}), output)
     load("twice")
