@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +91,17 @@ main()
 """
 
 
-def start(script: str = SLOW) -> subprocess.Popen[str]:
+@contextmanager
+def started(script: str = SLOW) -> Iterator[subprocess.Popen[str]]:
     """`prune-experts` in a process of its own, caught in the middle of writing."""
     line = "prune-experts in -o out --force --metric random --ratio 0.5 --dtype float16"
     command = [sys.executable, "-c", script, *line.split()]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert any("moved" in line for line in process.stdout)  # several threads may write into one
-    return process
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert any("moved" in line for line in process.stdout)  # several threads may write into one
+        try:
+            yield process
+        finally:
+            process.kill()  # one that hangs would be waited for
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_signals_in_the_middle(number, status, existing):
     if existing:
         pruned()
     before = everything()
-    with start() as process:
+    with started() as process:
         assert any(name.endswith(".partial") for name in names())
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
@@ -152,7 +158,7 @@ def test_signals_leave_no_lock_taken():
 
 def test_a_third_one_ends_it_at_once():
     """Reads that never come back, as from a network that is gone, would keep it."""
-    with start(SLOW.replace("0.2", "60")) as process:
+    with started(SLOW.replace("0.2", "60")) as process:
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             time.sleep(0.3)

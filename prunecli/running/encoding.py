@@ -3,7 +3,6 @@
 Texts of any length for causal language models become windows of the context in which each token is predicted once.
 """
 
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from prunecli.running.examples import IGNORED, Batch, Examples, Sequences, Token
 from prunecli.text.choice import TASKS, TaskName, has_decoder, scores_texts, sees_ahead
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import LabelledText, label_ids
-from prunecli.text.tokens import encode, language_id, languages, require_rows, tokenized
+from prunecli.text.tokens import SEAMLESS, encode, language_id, languages, require_rows, tokenized
 
 MIXING = (
     "convbert",
@@ -226,7 +225,7 @@ def output_language(tokenizer: Any, model: Any, language: str) -> dict[str, Any]
     if not languages(tokenizer):
         return {}
     number = language_id(tokenizer, language, vocabulary_size(model.config))
-    if "tgt_lang" in inspect.signature(model.generate).parameters:  # SeamlessM4T's own `generate`
+    if type(tokenizer).__name__ == SEAMLESS:  # the model's own `generate`
         return {"tgt_lang": language}
     # The shift of mBART-25 and PLBart puts the language, the last token of a text, at the beginning.
     inputs = decoder_inputs(model, torch.tensor(encode(tokenizer, [""], language, as_target=True)))

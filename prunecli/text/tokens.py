@@ -21,6 +21,8 @@ Tokenizer = Any
 """A tokenizer of transformers."""
 VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "*.tokenizer", "tekken.json")
 """Files that hold a tokenizer's tokens; a few kinds, such as those of bytes, have none."""
+SEAMLESS = "SeamlessM4TTokenizer"
+"""The class whose models have a `generate` of their own, and targets that begin with the end token."""
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -143,7 +145,7 @@ def encode(
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
     rows = [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
-    if as_target and type(tokenizer).__name__ == "SeamlessM4TTokenizer":
+    if as_target and type(tokenizer).__name__ == SEAMLESS:
         rows = [row[1:] for row in rows]  # the end token, which the model's shift puts there
     require_rows(tokenizer, rows, vocabulary)
     return rows
