@@ -258,15 +258,14 @@ def _scaled(
     blocks: Blocks,
 ) -> QuantisedWeight | None:
     """Describe a weight with scales; None if nothing scales the numbers."""
-    is_of_module = name.endswith(".weight")
-    companions = {**more} if is_of_module else {}
-    if not is_of_module and f"{name}_scale_inv" in tensors:
-        companions = {"weight_scale_inv": f"{name}_scale_inv"}
+    companions = {**more} if name.endswith(".weight") else {}
+    if (stacked := f"{name}_scale_inv") in tensors:
+        companions["weight_scale_inv"] = stacked
     for own in SCALES:
         if own in companions:
             break
     else:
-        if settings and is_of_module and tensors[name].dtype.startswith("F8"):
+        if settings and tensors[name].dtype.startswith("F8") and "scale" not in name:
             raise _unfit(f"{name} is quantised, as config.json says, and has no scale")
         return None
     scale, values = tensors[companions[own]], tensors[name]

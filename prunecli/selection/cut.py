@@ -415,7 +415,7 @@ def _renaming(source: Checkpoint, places: Places) -> Callable[[str], str | None]
             pattern = re.compile(rf"{before}{re.escape(rest or model)}\.{number}(?=$|\.)")
             patterns.append((kind, pattern, {old: new for new, old in enumerate(own)}))
             column = parent.rpartition(".")[2]
-            loose = r"experts?\\?[._](?:expert_)?\d" if kind == "expert" else rf"{column}\\?\.[\[(\\]*\d"
+            loose = r"experts?\\?[._](?:expert_)?\d" if kind == "expert" else rf"{column}\\?\.[\[(\\?:]*\d"
             numbered[kind] = re.compile(loose)
     patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
     modules = [

@@ -27,10 +27,9 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
             FP8,
             r"m.weight \[256, 512\] has scales of the shape \[4, 8\], not of blocks of \[128, 128\]",
         ),
-        (
-            [FLOATS],
-            FP8,
-            "m.weight is quantised, as config.json says, and has no scale",
+        *(
+            ([(name, *FLOATS[1:])], FP8, f"{name} is quantised, as config.json says, and has no scale")
+            for name in ("m.weight", "m.experts.up_proj")
         ),
         ([WORDS], GPTQ, "m.qweight has no scales beside it"),
         (
