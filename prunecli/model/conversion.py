@@ -116,7 +116,8 @@ def _decode(file: Path, new: Path) -> str:
     import torch
     import transformers
 
-    fields = gguf.GGUFReader(file).fields
+    reader = gguf.GGUFReader(file)
+    fields = reader.fields
     kind = "GGUF"
     if (stated := fields.get("general.file_type")) is not None:
         kind = gguf.LlamaFileType(stated.contents()).name.partition("_")[2]
@@ -133,12 +134,37 @@ def _decode(file: Path, new: Path) -> str:
     )
     if missing := sorted(found["missing_keys"]):  # transformers draws them at random
         raise CheckpointError(f"{file}: lacks {missing[0]} ({len(missing)} such tensors)")
+    if unread := _unread(reader, model):
+        raise CheckpointError(
+            f"{file}: {unread}, which transformers leaves out: the model would be another",
+            "Give the model as model.safetensors.",
+        )
     model.hf_quantizer = None  # which refuses to save although every weight is decoded
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(new)
     if "tokenizer.ggml.tokens" in fields:
         transformers.AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(new)
     return f"Decoded from {kind} to {dtype}: {file}"
+
+
+def _unread(reader: Any, model: Any) -> str:
+    """Return what a GGUF file holds beyond the model that transformers made of it; "" if there is nothing."""
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {each.get("rope_type", "default") for each in (rope, *rope.values()) if isinstance(each, dict)}
+    sizes = {tensor.name: tensor.n_elements for tensor in reader.tensors}
+    # "rope_freqs.weight", "rope_factors_long.weight", "llama.rope.scaling.factor"
+    scales = [name for name in (*reader.fields, *sizes) if re.search(r"^rope_f|\.rope\.scal", name)]
+    if scales and kinds <= {"default"}:
+        return f"{scales[0]} scales rotary positions"
+    other = re.compile("rope_f|output.weight" if config.tie_word_embeddings else "rope_f")
+    held = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    more = -sum(held.values())
+    for name, size in sizes.items():
+        layer = re.match(r"blk\.(\d+)", name)  # those after the last one predict further tokens
+        if not (other.match(name) or (layer and int(layer[1]) >= config.num_hidden_layers)):
+            more += size
+    return f"holds {more} values" if more > 0 else ""
 
 
 def _merge(path: Path, new: Path, say: Say) -> str:

@@ -27,6 +27,9 @@ from prunecli.tensors.reader import TensorInfo
 KEYS = ("quantization_config", "compression_config", "quantization")
 """Of config.json: transformers', compressed-tensors' of old, MLX's."""
 
+SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Modelopt's, AutoGPTQ's and AutoAWQ's settings, beside config.json or in place of what it says."""
+
 Scheme = Literal["scaled", "packed", "gptq", "awq", "nvfp4", "mxfp4", "bitsandbytes"]
 
 WORD = 32
@@ -255,15 +258,14 @@ def _scaled(
     blocks: Blocks,
 ) -> QuantisedWeight | None:
     """Describe a weight with scales; None if nothing scales the numbers."""
-    is_of_module = name.endswith(".weight")
-    companions = {**more} if is_of_module else {}
-    if not is_of_module and f"{name}_scale_inv" in tensors:
-        companions = {"weight_scale_inv": f"{name}_scale_inv"}
+    companions = {**more} if name.endswith(".weight") else {}
+    if (stacked := f"{name}_scale_inv") in tensors:
+        companions["weight_scale_inv"] = stacked
     for own in SCALES:
         if own in companions:
             break
     else:
-        if settings and is_of_module and tensors[name].dtype.startswith("F8"):
+        if settings and tensors[name].dtype.startswith("F8") and "scale" not in name:
             raise _unfit(f"{name} is quantised, as config.json says, and has no scale")
         return None
     scale, values = tensors[companions[own]], tensors[name]
@@ -338,26 +340,30 @@ def value_dtype(config: Mapping[str, Any]) -> str:
     return parse_dtype(known) if known in COMPUTED else "BF16"
 
 
-def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
-    """`config` with other names of modules in what it says of the quantisation, keys and texts in lists alike.
+def renamed_settings(config: Any, rename: Callable[[str], str | None]) -> Any:
+    """`config` with other names of modules in what it, or a part of it, says of the quantisation."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: renamed(value, rename) if key in KEYS else renamed_settings(value, rename)
+        for key, value in config.items()
+    }
+
+
+def renamed(value: Any, rename: Callable[[str], str | None]) -> Any:
+    """JSON with other texts, keys and items of lists alike.
 
     Args:
-        rename: the new name of a text that stands there; None: it is left out.
+        rename: the new form of a text; None: it is left out.
     """
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, str):
-            return rename(value)
-        if isinstance(value, list):
-            return [new for item in value if (new := walk(item)) is not None or item is None]
-        if isinstance(value, dict):
-            pairs = ((rename(key), walk(item), item) for key, item in value.items())
-            return {
-                key: new for key, new, item in pairs if key is not None and (new is not None or item is None)
-            }
-        return value
-
-    return {key: walk(value) if key in KEYS else value for key, value in config.items()}
+    if isinstance(value, str):
+        return rename(value)
+    if isinstance(value, list):
+        return [new for item in value if (new := renamed(item, rename)) is not None or item is None]
+    if isinstance(value, dict):
+        pairs = ((rename(key), renamed(item, rename), item) for key, item in value.items())
+        return {key: new for key, new, item in pairs if key is not None and (new is not None or item is None)}
+    return value
 
 
 def weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

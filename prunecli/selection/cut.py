@@ -8,8 +8,9 @@ rows of the embeddings, channels with their rows and columns of all tensors.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -27,11 +28,11 @@ from prunecli.model.depth import heirs, keeping_layers, renaming_of
 from prunecli.model.find_axes import CHANNELS, axes_of
 from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import experts_per_token
-from prunecli.model.quantised import renamed_settings
+from prunecli.model.quantised import SETTINGS_FILES, renamed, renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.model.structure import KeptUnits, Structure
 from prunecli.selection.select import Budget, Kept, Values, held_in
-from prunecli.tensors.json_files import read_json
+from prunecli.tensors.json_files import read_json, read_object
 from prunecli.tensors.stream import Copy, Output, joined
 from prunecli.text.files import near_names
 
@@ -293,8 +294,16 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
         with located(source.path):
             config = source.probed.with_channels(config, len(places[CHANNELS][1]))
     config = with_keys(config, {**selection.settings, **sizes})
+    rename_setting = _renaming(source, places)
+    beside = {
+        path.name: json.dumps(renamed(read_object(path), rename_setting), indent=2).encode()
+        for path in source.side_files.carried
+        if path.name in SETTINGS_FILES
+    }
     return replace(
-        rewrite, config=_renamed(source, config, places), files={**rewrite.files, **selection.files}
+        rewrite,
+        config=renamed_settings(config, rename_setting),
+        files={**rewrite.files, **beside, **selection.files},
     )
 
 
@@ -388,11 +397,11 @@ def _structure(source: Checkpoint, places: Places, layers: Mapping[Side, Sequenc
     return keeping_layers(source.layout.sizes, structure, layers) if layers else structure
 
 
-def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> dict[str, Any]:
-    """config.json, the experts and layers that its settings of a quantisation name under their new numbers.
+def _renaming(source: Checkpoint, places: Places) -> Callable[[str], str | None]:
+    """Return the new name, None if it goes, of a module that settings of a quantisation name.
 
-    Raises:
-        UnsupportedModelError: a number that is in no name of one of them: in a pattern, of many perhaps.
+    Raises (the function):
+        UnsupportedModelError: a number that is in no name of an expert or layer: in a pattern, of many perhaps.
     """
     patterns = []
     numbered = {}
@@ -406,7 +415,7 @@ def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> d
             pattern = re.compile(rf"{before}{re.escape(rest or model)}\.{number}(?=$|\.)")
             patterns.append((kind, pattern, {old: new for new, old in enumerate(own)}))
             column = parent.rpartition(".")[2]
-            loose = r"experts?\\?[._](?:expert_)?\d" if kind == "expert" else rf"{column}\\?\.[\[(\\]*\d"
+            loose = r"experts?\\?[._](?:expert_)?\d" if kind == "expert" else rf"{column}\\?\.[\[(\\?:]*\d"
             numbered[kind] = re.compile(loose)
     patterns.sort(key=lambda one: one[0])  # names of experts hold the number that their layer had
     modules = [
@@ -414,13 +423,13 @@ def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> d
     ]
 
     def rename(text: str) -> str | None:
-        renamed, found = text, set()
+        new_text, found = text, set()
         for kind, pattern, numbers in patterns:
-            if match := pattern.search(renamed):
+            if match := pattern.search(new_text):
                 new = numbers.get(int(match[1]))
                 if new is None:
                     return None
-                renamed = f"{renamed[: match.start(1)]}{new}{renamed[match.end(1) :]}"
+                new_text = f"{new_text[: match.start(1)]}{new}{new_text[match.end(1) :]}"
                 found.add(kind)
         for kind, loose in numbered.items():
             # Experts of other layers keep their numbers.
@@ -429,9 +438,9 @@ def _renamed(source: Checkpoint, config: Mapping[str, Any], places: Places) -> d
             )
             if kind not in found and not is_other and loose.search(text):
                 raise UnsupportedModelError(
-                    f'{source.path}: config.json: the quantisation settings name {kind}s by number: "{text}"',
+                    f'{source.path}: the quantisation settings name {kind}s by number: "{text}"',
                     "prunecli cannot say which of them are kept; write the names of single modules there.",
                 )
-        return renamed
+        return new_text
 
-    return renamed_settings(config, rename) if patterns else dict(config)
+    return rename

@@ -1,5 +1,6 @@
 """Quantised checkpoints: moved without being decoded, measured as what they stand for, else refused."""
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -128,15 +129,17 @@ def test_weights_alone_say_what_those_of_the_plain_model_say(model_type, scheme,
 def test_layers_go_and_tokens_go(scheme):
     pair = dense(scheme)
     settings = settings_of(pair[0])
-    settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
+    names = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
+    settings["modules_to_not_convert"] = names
     change_config(pair[0], quantization_config=settings)
+    (pair[0] / "hf_quant_config.json").write_text(json.dumps({"quantization": {"exclude_modules": names}}))
     for path in pair:
         done(prune_layers, path, f"--remove decoder:1 --output {path}-shallow")
     assert_stands_for("stored-shallow", "plain-shallow")
-    assert settings_of("stored-shallow")["modules_to_not_convert"] == [
-        "lm_head",
-        "layers.1.self_attn.k_proj",
-    ]
+    renamed = ["lm_head", "layers.1.self_attn.k_proj"]
+    assert settings_of("stored-shallow")["modules_to_not_convert"] == renamed
+    beside = json.loads(Path("stored-shallow/hf_quant_config.json").read_text())
+    assert beside == {"quantization": {"exclude_modules": renamed}}
     fewer = Selection({"tokens": range(3, 20)}, files={"tokenizer.json": None})
     plain = open_model(pair[1])
     outputs = [{one.name: one for one in cut(model, fewer).outputs} for model in (open_model(pair[0]), plain)]
@@ -146,7 +149,7 @@ def test_layers_go_and_tokens_go(scheme):
 
 def test_a_pattern_that_holds_a_layers_number_is_refused():
     stored, _ = dense("fp8")
-    ignored = {**settings_of(stored), "ignore": ["re:.*layers\\.([12])\\..*gate"]}
+    ignored = {**settings_of(stored), "ignore": ["re:.*layers\\.(?:[12])\\..*gate"]}
     change_config(stored, quantization_config=ignored)
     result = call(prune_layers, stored, "--remove decoder:1 --output out")
     assert result.status == 1
