@@ -153,8 +153,12 @@ def _unread(reader: Any, model: Any) -> str:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {each.get("rope_type", "default") for each in (rope, *rope.values()) if isinstance(each, dict)}
     sizes = {tensor.name: tensor.n_elements for tensor in reader.tensors}
-    # "rope_freqs.weight", "rope_factors_long.weight", "llama.rope.scaling.factor"
-    scales = [name for name in (*reader.fields, *sizes) if re.search(r"^rope_f|\.rope\.scal", name)]
+    # "rope_freqs.weight", "rope_factors_long.weight", "llama.rope.scaling.factor"; the type of a scaling may be "none".
+    scales = [
+        name
+        for name in (*reader.fields, *sizes)
+        if re.search(r"^rope_f|\.rope\.scal.*(factor|linear)$", name)
+    ]
     if scales and kinds <= {"default"}:
         return f"{scales[0]} scales rotary positions"
     other = re.compile("rope_f|output.weight" if config.tie_word_embeddings else "rope_f")

@@ -296,9 +296,9 @@ def cut(source: Checkpoint, selection: Selection) -> Rewrite:
     config = with_keys(config, {**selection.settings, **sizes})
     rename_setting = _renaming(source, places)
     beside = {
-        path.name: json.dumps(renamed(read_object(path), rename_setting), indent=2).encode()
+        path.name: json.dumps(new, indent=2).encode()
         for path in source.side_files.carried
-        if path.name in SETTINGS_FILES
+        if path.name in SETTINGS_FILES and (new := renamed(old := read_object(path), rename_setting)) != old
     }
     return replace(
         rewrite,
