@@ -152,7 +152,7 @@ for when in ("taken", "given back"):
 
 
 def test_signals_leave_no_lock_taken():
-    """Of a pool of threads, say, which would wait for it without end."""
+    """A pool of threads would wait for it without end."""
     subprocess.run([sys.executable, "-c", LATE], check=True)
 
 

@@ -22,7 +22,7 @@ def divergence(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 def compared(models: Sequence[Any], ids: Sequence[int], counted: int) -> list[tuple[float, bool]]:
-    """Of each counted place its divergence, and whether both models have the same most probable token there."""
+    """Divergence at each counted place, and whether both models have the same most probable token there."""
     both = zip(*(distributions(model, ids, counted) for model in models), strict=True)
     return [(divergence(p, q), p.index(max(p)) == q.index(max(q))) for p, q in both]
 
