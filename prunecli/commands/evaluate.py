@@ -13,7 +13,6 @@ from prunecli.commands.command import command, plot_option, result_option
 from prunecli.errors import PruneError
 from prunecli.evaluation.options import EvaluationOptions, LatencyOptions, labels_for
 from prunecli.options import option
-from prunecli.tensors.quantities import counted
 from prunecli.text.choice import NAMED_TEXT, NamedText
 from prunecli.text.files import TextFile
 
@@ -110,10 +109,6 @@ def _blocks(evaluation: Evaluation, all_pairs: bool) -> console.Blocks:
     yield console.table(title, rows[:-1], text_columns=2)
 
 
-MANY = 4
-"""With more checkpoints than this in the folder, and none named, less is measured of each."""
-
-
 class BenchLatency(ModelsOptions, LatencyOptions):
     """Options of the command."""
 
@@ -135,13 +130,6 @@ def bench_latency(options: BenchLatency) -> None:
 
     options.check_outputs()
     labels = labels_for(checkpoints_or_demo(options.checkpoints, options.demo_model))
-    is_chosen = options.checkpoints or "sentences" in options.model_fields_set
-    if len(labels) > MANY and not is_chosen:
-        options = options.updated(sentences=max(1, options.sentences * MANY * 2 // len(labels)), memory=False)
-        console.note(
-            f"{counted(len(labels), 'checkpoint')}: {counted(options.sentences, 'sentence')} a run, without load times "
-            "and peak memory, takes about a minute; --sentences lifts the limit."
-        )
     options = options.with_text([TextFile(path) for path in options.files])
     latency = prunecli.bench_latency(
         labels, options, options, console.progress(), console.note, task=options.task

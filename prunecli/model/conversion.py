@@ -134,6 +134,9 @@ def _decode(file: Path, new: Path) -> str:
     )
     if missing := sorted(found["missing_keys"]):  # transformers draws them at random
         raise CheckpointError(f"{file}: lacks {missing[0]} ({len(missing)} such tensors)")
+    for tensor in reader.tensors:
+        if tensor.name == "rope_freqs.weight":
+            _scale_positions(model.config, tensor.data)
     if unread := _unread(reader, model):
         raise CheckpointError(
             f"{file}: {unread}, which transformers leaves out: the model would be another",
@@ -145,6 +148,28 @@ def _decode(file: Path, new: Path) -> str:
     if "tokenizer.ggml.tokens" in fields:
         transformers.AutoTokenizer.from_pretrained(file.parent, **where).save_pretrained(new)
     return f"Decoded from {kind} to {dtype}: {file}"
+
+
+def _scale_positions(config: Any, divisors: Any) -> None:
+    """Let a config scale rotary positions as Llama 3.1 and 3.2 do, if that is what divides their frequencies."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    stated = config.rope_parameters
+    for factor in (8.0, 32.0):
+        config.rope_parameters = {
+            **stated,
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+        plain = stated["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
+        if torch.allclose(plain / scaled, torch.tensor(divisors), rtol=1e-3):
+            return
+    config.rope_parameters = stated
 
 
 def _unread(reader: Any, model: Any) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from itertools import product
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -45,7 +45,7 @@ from prunecli.model.small_model import (
     takes_cache,
 )
 
-Given = ParamSpec("Given")
+Method = TypeVar("Method", bound=Callable[..., float])
 NEAR = 1e-4
 """Difference of logits over what the units make of them, from which on a cut model is another one than the masked."""
 _UNLIKE = 16
@@ -53,17 +53,17 @@ _KNOWN: WeakValueDictionary[tuple[Any, Any, str], Trial] = WeakValueDictionary()
 """Class, config class and config, as text -> the small model."""
 
 
-def _once(method: Callable[Concatenate[Trial, Given], float]) -> Callable[Concatenate[Trial, Given], float]:
+def _once(method: Method) -> Method:
     """The method of a trial, whose answer for the same arguments is computed once."""
 
     @wraps(method)
-    def ask(trial: Trial, /, *args: Given.args, **kwargs: Given.kwargs) -> float:
+    def ask(trial: Trial, *args: Any, **kwargs: Any) -> float:
         key = method.__name__, repr((args, kwargs))
         if key not in trial.answers:
             trial.answers[key] = method(trial, *args, **kwargs)
         return trial.answers[key]
 
-    return ask
+    return cast("Method", ask)
 
 
 @dataclass(frozen=True)

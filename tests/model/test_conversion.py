@@ -1,6 +1,7 @@
 """Models in other forms: GGUF files are decoded, adapters are merged into their base models."""
 
 import gc
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def test_a_directory_with_one_quantised_gguf_file_becomes_bfloat16():
             lambda writer: writer.add_tensor("blk.0.attn_output.bias", np.ones(16, np.float32)),
             "holds 16 values",
         ),
-        (lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(2, np.float32)), "scales rotary"),
+        (lambda writer: writer.add_tensor("rope_freqs.weight", np.full(2, 3, np.float32)), "scales rotary"),
         (lambda writer: writer.add_rope_scaling_factor(4.0), "scales rotary"),
     ],
 )
@@ -124,6 +125,22 @@ def test_a_gguf_file_with_more_than_transformers_reads_is_refused(more, said):
     write_gguf(tiny_family("source", "qwen2"), Path("a.gguf"), more=more)
     with pytest.raises(CheckpointError, match=said):
         open_model("a.gguf")
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_positions_of_llama_3_are_scaled_as_its_file_says(factor):
+    frequency = 500_000**-0.5
+    smooth = (8192 * frequency / (2 * math.pi) - 1) / 3  # between the two wavelengths
+    divisors = np.array([1, 1 / ((1 - smooth) / factor + smooth)], np.float32)
+
+    def more(writer: Any) -> None:
+        writer.add_rope_freq_base(500_000.0)
+        writer.add_tensor("rope_freqs.weight", divisors)
+
+    write_gguf(tiny_family("source", "qwen2"), Path("a.gguf"), more=more)
+    with open_model("a.gguf") as opened:
+        found = opened.config["rope_parameters"]
+    assert (found["rope_type"], found["factor"], found["rope_theta"]) == ("llama3", factor, 500_000.0)
 
 
 def _adapter(base: Path, folder: str, **changes: Any) -> dict[str, np.ndarray]:
