@@ -27,7 +27,7 @@ from prunecli.methods.options import (
     NarrowOptions,
     VocabularyOptions,
 )
-from prunecli.options import compute_option, selection_option
+from prunecli.options import selection_option
 from prunecli.shrinking.options import TARGETS, ShrinkOptions
 from prunecli.text.choice import TextChoice
 
@@ -106,13 +106,6 @@ class PruneFfn(ScoredOptions, NarrowOptions):
 
     LEFT_OUT = ("stream",)
 
-    batch_tokens: int = compute_option(
-        "Padded tokens in a batch; fewer take less memory.",
-        4096,
-        recorded=False,
-        ge=1,
-        excludes="metric=gradient",
-    )
     output: Path = output_option("pruned-ffn")
 
 
@@ -127,6 +120,8 @@ def prune_ffn(options: PruneFfn) -> None:
     options = dense_for_demo(options)
     options.check_options()
     options = _with_text(options, reads=options.needs_text)
+    if options.metric == "gradient":
+        options.refuse(["batch_tokens"], "does not go with `metric=gradient`.")
     with options.open() as opened:
         if options.metric == "norms":
             console.warn(NORMS_WARNING)

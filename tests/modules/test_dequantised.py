@@ -97,12 +97,14 @@ def test_every_float_of_eight_bits(kind, tmp_path):
     with write(tmp_path, made, method) as source:
         read = values(as_run(source, torch.float32), f"{MATRIX}.weight")
     torch.testing.assert_close(read, made.values, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(read.signbit() & ~read.isnan(), made.values.signbit() & ~made.values.isnan())
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         (float("nan"), "weight_scale_inv holds a scale that is no number"),
+        (float("inf"), "is no number"),
         (0.0, "weight_scale_inv holds a scale of 0 where values are not"),
     ],
 )
